@@ -1,0 +1,61 @@
+# Everything runs in .venv, which each target makes when it is missing or older than pyproject.toml.
+#
+#   make demo        four simulated engines and the proxy in one process, round-robin against sticky
+#   make test        the tests, with real llama.cpp engines behind the proxy
+#   make check       what CI runs: format, lint, types, import floors, and `make test`
+#   make bench       routing policies on simulated engines: a table and an HTML page
+#   make test-real   the same promises in front of real vLLM servers (minutes, gigabytes; not in CI)
+#   make clean       forget .venv and every cache
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+.PHONY: demo test check lint format bench test-real clean venv
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.with-core
+	$(BIN)/stickyroute demo $(ARGS)
+
+test: $(VENV)/.with-test
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: lint
+	$(MAKE) test
+
+lint: $(VENV)/.with-test,dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.with-test,dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.with-core
+	$(BIN)/stickyroute bench $(ARGS)
+
+test-real: $(VENV)/.with-test
+	$(BIN)/pytest -m real --timeout 900 tests/real $(PYTEST_ARGS)
+
+venv: $(VENV)/.with-test,dev
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "stickyroute needs Python 3.11 or newer; none was found (set PYTHON=...)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras, so that `make demo` waits for no test or lint package.
+$(VENV)/.with-core: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.with-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
