@@ -1,0 +1,100 @@
+"""/healthz, /readyz, /metrics and /fleet on the admin port.
+
+Owns the routes and the form of their answers. It only reads: every route is GET, nothing here changes state,
+opens a connection or shows a secret. It listens where the composition root binds it, by default on loopback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from stickyroute import __version__
+from stickyroute.clock import monotonic
+
+if TYPE_CHECKING:
+    from stickyroute.fleet import Fleet
+    from stickyroute.metrics import Metrics
+    from stickyroute.settings import Settings
+
+__all__ = ["build_admin"]
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_admin(fleet: Fleet, metrics: Metrics, settings: Settings) -> web.Application:
+    """The admin application; `uptime_s` of /fleet counts from this call."""
+    views = _Views(fleet, metrics, settings)
+    app = web.Application(middlewares=[_json_errors])
+    app.router.add_get("/healthz", views.healthz)
+    app.router.add_get("/readyz", views.readyz)
+    app.router.add_get("/metrics", views.metrics)
+    app.router.add_get("/fleet", views.fleet)
+    return app
+
+
+class _Views:
+    def __init__(self, fleet: Fleet, metrics: Metrics, settings: Settings) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._settings = settings
+        self._started_s = monotonic()
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """200 while the event loop turns: for liveness probes."""
+        return _json({"status": "ok"})
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """200 while one backend at least is available, else 503: for readiness probes."""
+        available = sum(1 for backend in self._fleet.backends if self._fleet.available[backend.slot])
+        ready = available > 0
+        answer = {
+            "status": "ready" if ready else "no backend available",
+            "backends": len(self._fleet.backends),
+            "available": available,
+        }
+        return _json(answer, status=200 if ready else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text, or OpenMetrics when the scraper asks for it."""
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._metrics.registry), headers={"Content-Type": content_type})
+
+    async def fleet(self, request: web.Request) -> web.Response:
+        """What the router knows of each backend right now."""
+        answer = {
+            "version": __version__,
+            "uptime_s": round(monotonic() - self._started_s, 3),
+            "policy": self._settings.policy,
+            **self._fleet.snapshot(),
+        }
+        return _json(answer)
+
+
+def _json(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE),
+        status=status,
+        headers=headers,
+        content_type="application/json",
+    )
+
+
+@web.middleware
+async def _json_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Unknown routes and methods answer in JSON, as everything else here does."""
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allow = ", ".join(sorted(error.allowed_methods))
+        return _json(_problem("method_not_allowed", "This port only reads: use GET."), 405, {"Allow": allow})
+    except web.HTTPNotFound:
+        return _json(_problem("not_found", "Try /healthz, /readyz, /metrics or /fleet."), 404)
+
+
+def _problem(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}

@@ -1,0 +1,228 @@
+"""Asks each backend which models it serves, and by that learns whether it can be reached at all.
+
+Owns one task a backend, so that a hung one delays no other, and the HTTP client they share. What it sees goes
+to the fleet (`record_reachable`, `record_models`, `record_refused`); it decides nothing about routing. Only a
+connection that cannot be made counts against a backend: a slow or odd answer says nothing about its
+inference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from stickyroute import __version__
+from stickyroute.clock import monotonic
+from stickyroute.errors import ConfigError
+from stickyroute.watch.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from stickyroute.fleet import Backend, BackendSpec, Fleet
+
+__all__ = ["ModelsWatch"]
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 2.0
+REPLY_BYTES = 1024 * 1024
+"""A list of models longer than this is not read: its models stay as they were."""
+RETRY_TICK_S = 0.1
+"""How often the fleet's backoff is looked at; it starts at 0.25 s."""
+JITTER = 0.1
+
+
+class ModelsWatch:
+    """Keeps the fleet's models and reachability current.
+
+    Every backend is asked each `interval_s` (seconds, jittered by 10 %), and when unavailable as often as the
+    fleet's backoff says. `timeout_s` bounds one question, connecting included. Raises ConfigError for an
+    unreadable CA file.
+    """
+
+    def __init__(self, fleet: Fleet, *, interval_s: float, timeout_s: float = ASK_TIMEOUT_S) -> None:
+        self._fleet = fleet
+        self._interval_s = interval_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._questions = [_Question(backend) for backend in fleet.backends]
+        self._supervisor = Supervisor()
+        self._session: aiohttp.ClientSession | None = None
+
+    def start(self) -> None:
+        """Begin asking; must be called on the running loop."""
+        # Engines close idle connections after 5 s and we ask every 10: a fresh connection each time is never
+        # stale.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=5)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=self._timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": f"stickyroute/{__version__}", "Accept-Encoding": "identity"},
+        )
+        for question in self._questions:
+            self._supervisor.start(
+                f"models:{question.backend.name}", _bind(self._watch, question, self._session)
+            )
+        self._supervisor.start("models:retry", self._wake_when_due)
+
+    async def stop(self) -> None:
+        """Stop asking and close every connection."""
+        await self._supervisor.stop()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def first_round(self, timeout_s: float) -> bool:
+        """Wait until each backend was asked once, at most `timeout_s` seconds; whether all were."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for question in self._questions:
+                    await question.answered.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _watch(self, question: _Question, session: aiohttp.ClientSession) -> None:
+        while True:
+            question.due.clear()
+            try:
+                await self._ask(question, session)
+            finally:
+                question.answered.set()
+            pause_s = self._interval_s * random.uniform(1 - JITTER, 1 + JITTER)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await question.due.wait()
+            except TimeoutError:
+                continue
+
+    async def _wake_when_due(self) -> None:
+        """Cut a pause short once the fleet's backoff allows another try. One timer for all backends."""
+        fleet = self._fleet
+        while True:
+            await asyncio.sleep(RETRY_TICK_S)
+            now_s = monotonic()
+            for question in self._questions:
+                slot = question.backend.slot
+                if not fleet.available[slot] and fleet.retry_due(slot, now_s):
+                    question.due.set()
+
+    async def _ask(self, question: _Question, session: aiohttp.ClientSession) -> None:
+        slot = question.backend.slot
+        try:
+            async with session.get(
+                question.url, headers=question.headers, ssl=question.tls, allow_redirects=False
+            ) as reply:
+                body = await _read_bounded(reply)
+                status = reply.status
+        except aiohttp.ClientConnectorError as error:
+            self._cannot_connect(question, str(error.os_error) or type(error).__name__)
+            return
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ConnectionTimeoutError) and not self._fleet.available[slot]:
+                self._cannot_connect(question, "connecting timed out")
+            else:
+                question.say("no answer in time")
+            return
+        except aiohttp.ClientError as error:
+            question.say(f"failed while answering: {type(error).__name__}")
+            return
+        self._answered(question, status, body)
+
+    def _cannot_connect(self, question: _Question, why: str) -> None:
+        self._fleet.record_refused(question.backend.slot, monotonic(), random.random())
+        question.say(f"cannot be reached: {why}")
+
+    def _answered(self, question: _Question, status: int, body: bytes | None) -> None:
+        slot = question.backend.slot
+        if status >= 500:
+            # A server that is still loading its model answers 503: not a refusal, and not yet ready either.
+            if not self._fleet.available[slot]:
+                self._fleet.record_refused(slot, monotonic(), random.random())
+            question.say(f"answered {status} to /v1/models")
+            return
+        self._fleet.record_reachable(slot)
+        if status != 200:
+            question.say(f"reachable, its models are unknown: it answered {status} to /v1/models")
+            return
+        rows = _model_rows(body)
+        if rows is None:
+            question.say("reachable, its models are unknown: /v1/models is not a list of models")
+            return
+        self._fleet.record_models(slot, rows)
+        question.say("reachable")
+
+
+class _Question:
+    """One backend and how to ask it; remembers what was last said of it, so only changes are logged."""
+
+    def __init__(self, backend: Backend) -> None:
+        spec = backend.spec
+        self.backend = backend
+        self.url = _models_url(spec)
+        self.headers = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
+        self.tls = _tls(spec)
+        self.answered = asyncio.Event()
+        self.due = asyncio.Event()
+        self._said = ""
+
+    def say(self, state: str) -> None:
+        if state != self._said:
+            self._said = state
+            level = logging.INFO if state == "reachable" else logging.WARNING
+            log.log(level, "backend %s: %s", self.backend.name, state)
+
+
+def _bind(watch: Any, question: _Question, session: aiohttp.ClientSession) -> Any:
+    return lambda: watch(question, session)
+
+
+def _models_url(spec: BackendSpec) -> URL:
+    host = f"[{spec.host}]" if ":" in spec.host and not spec.host.startswith("[") else spec.host
+    return URL(f"{spec.scheme}://{host}:{spec.port}{spec.base_path.rstrip('/')}/v1/models", encoded=True)
+
+
+def _tls(spec: BackendSpec) -> ssl.SSLContext | bool:
+    """True lets aiohttp apply its default checks, which plain http ignores."""
+    if spec.scheme != "https":
+        return True
+    try:
+        context = ssl.create_default_context(cafile=spec.ca)
+    except OSError as error:
+        raise ConfigError(f"backend {spec.name}: its CA file cannot be used: {error}") from error
+    if not spec.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _read_bounded(reply: aiohttp.ClientResponse) -> bytes | None:
+    """The body, or None when it is longer than REPLY_BYTES."""
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(64 * 1024):
+        body += chunk
+        if len(body) > REPLY_BYTES:
+            return None
+    return bytes(body)
+
+
+def _model_rows(body: bytes | None) -> list[dict[str, Any]] | None:
+    """The rows of an OpenAI list of models, each with a usable id; None when this is not one."""
+    if body is None:
+        return None
+    try:
+        listing = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    rows = listing.get("data") if isinstance(listing, dict) else None
+    if not isinstance(rows, list):
+        return None
+    if not all(isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"] for row in rows):
+        return None
+    return rows
