@@ -29,13 +29,13 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from stickyroute.fleet import Fleet
 
-__all__ = ["NO_BACKEND", "OTHER", "Metrics"]
+__all__ = ["NONE", "OTHER", "Metrics"]
 
 OTHER = "other"
 """Label of every pool, route or reason that is not one of ours."""
 
-NO_BACKEND = "none"
-"""`backend` label of a request that ended before a backend was chosen."""
+NONE = "none"
+"""`pool` and `backend` label of a request that was answered before one was chosen."""
 
 MAX_POOLS = 256
 """Pool labels in one process at most; engines that list more models than that share `other`."""
@@ -109,6 +109,7 @@ class Metrics:
         self.client_disconnects = 0
         self._fleet = fleet
         self._series: dict[_Key, _Series] = {}
+        self._known: dict[_Key, _Series] = {}
         self._traffic: dict[tuple[str, str], _Traffic] = {}
         self._pools = {OTHER}
         self._retries: dict[str, int] = {}
@@ -136,7 +137,7 @@ class Metrics:
         `pool` is the fleet's label, `backend` the name of the one that answered last ("" for none), `route`
         the template of the route ("" when none matched), `status` what the client saw, body sizes in bytes.
         """
-        series = self._series.get((pool, backend, route, status // 100, reason))
+        series = self._known.get((pool, backend, route, status // 100, reason))
         if series is None:
             series = self._open(pool, backend, route, status // 100, reason)
         series.requests += 1
@@ -161,19 +162,23 @@ class Metrics:
         self._decision.observe(seconds)
 
     def _open(self, pool: str, backend: str, route: str, hundreds: int, reason: str) -> _Series:
-        """The series of labels not seen before; a foreign label is folded and not kept."""
-        pool = self._pool_label(pool)
-        backend = backend or NO_BACKEND
-        key = (pool, backend, route or OTHER, hundreds if hundreds in _STATUS_CLASSES else 0, reason or OTHER)
+        """The series of labels not seen before. A pool the fleet does not name is not remembered."""
+        label = self._pool_label(pool)
+        named = backend or NONE
+        key = (label, named, route or OTHER, hundreds if hundreds in _STATUS_CLASSES else 0, reason or OTHER)
         series = self._series.get(key)
         if series is None:
-            traffic = self._traffic.get((pool, backend))
+            traffic = self._traffic.get((label, named))
             if traffic is None:
-                traffic = self._traffic[pool, backend] = _Traffic()
+                traffic = self._traffic[label, named] = _Traffic()
             series = self._series[key] = _Series(traffic)
+        if pool in (label, ""):
+            self._known[pool, backend, route, hundreds, reason] = series
         return series
 
     def _pool_label(self, name: str) -> str:
+        if not name:
+            return NONE
         if name in self._pools:
             return name
         pool = self._fleet.pool(name)
@@ -184,10 +189,10 @@ class Metrics:
 
     def _drop_removed_backends(self) -> None:
         """Forget what is labelled with a backend the fleet no longer lists."""
-        listed = {backend.name for backend in self._fleet.backends}
-        listed.add(NO_BACKEND)
-        for key in [key for key in self._series if key[1] not in listed]:
-            del self._series[key]
+        listed = {backend.name for backend in self._fleet.backends} | {NONE, ""}
+        for table in (self._series, self._known):
+            for key in [key for key in table if key[1] not in listed]:
+                del table[key]
         for pair in [pair for pair in self._traffic if pair[1] not in listed]:
             del self._traffic[pair]
         for failure in [failure for failure in self._upstream_failures if failure[0] not in listed]:
