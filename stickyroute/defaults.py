@@ -1,0 +1,56 @@
+"""Every default value of the configuration, as a named constant with its unit in the name.
+
+Owns the numbers and the reason behind each. Knows nothing of how they are read or used.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LISTEN: Final = "0.0.0.0:8080"  # the public port is meant for everybody
+ADMIN_LISTEN: Final = "127.0.0.1:9090"  # loopback: it shows the fleet and has no key
+
+# Who the user is, most explicit first. Never a request or trace id: those differ on every request.
+AFFINITY_SOURCES: Final = (
+    "header:x-session-id",
+    "header:x-user-id",
+    "header:x-smg-routing-key",
+    "header:x-claude-code-session-id",
+    "body:user",
+    "body:prompt_cache_key",
+    "body:safety_identifier",
+    "body:session_id",
+    "body:metadata.user_id",
+    "prefix",
+)
+AFFINITY_PREFIX_BYTES: Final = 1024
+
+POLICY: Final = "bounded_ring"
+BOUNDED_RING_LOAD_FACTOR: Final = (
+    1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
+)
+BOUNDED_RING_FLOOR: Final = 2  # requests: with next to no load, a second request is no reason to leave home
+RING_VNODES: Final = 160  # per unit of weight: keeps the share of equal backends within about 10 %
+BACKEND_WEIGHT: Final = 1
+
+LIMIT_BODY_BYTES: Final = 64 * 1024 * 1024  # images travel inside the body as base64
+LIMIT_HEAD_BYTES: Final = 64 * 1024
+LIMIT_PIPELINED: Final = 16  # requests
+
+CONNECT_S: Final = 2.0
+STREAM_IDLE_S: Final = 600.0  # a draining vLLM can go silent without closing
+CLIENT_HEAD_S: Final = 15.0
+CLIENT_BODY_S: Final = 30.0
+CLIENT_IDLE_S: Final = 75.0
+CLIENT_WRITE_S: Final = 600.0
+UPSTREAM_IDLE_S: Final = 4.0  # uvicorn-based engines drop idle connections at 5 s
+UPSTREAM_IDLE_LIMIT_S: Final = 5.0
+SHUTDOWN_S: Final = 30.0
+
+RETRIES_MAX: Final = 2  # attempts more than the first
+RETRIES_BUDGET: Final = 0.2  # of traffic
+RETRIES_BURST: Final = 100  # retries: so that a quiet proxy can fail over at all
+
+ACCESS_LOG: Final = "off"
+LOG_LEVEL: Final = "info"
+MODELS_INTERVAL_S: Final = 10.0

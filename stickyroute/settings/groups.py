@@ -1,0 +1,243 @@
+"""The groups of settings, each with its unit, its default and its meaning.
+
+Owns the shape of every part of the configuration below the top level. Values are frozen.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stickyroute import defaults
+from stickyroute.settings.addresses import BackendUrl, parse_backend_url
+from stickyroute.settings.checks import (
+    Count,
+    HeaderName,
+    Key,
+    Models,
+    Name,
+    Number,
+    Origins,
+    ReadableFile,
+    Seconds,
+    Size,
+    Sources,
+    Url,
+    WholeNumber,
+)
+
+
+class Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BackendSettings(Group):
+    """One engine server."""
+
+    name: Name = Field(
+        default="",
+        description="Its stable name: what stands on the ring, in metrics and in logs. Keep it when the "
+        "address changes, and no user moves. Default: host, port and path of the URL.",
+    )
+    url: Url = Field(
+        description="http:// or https:// base URL, with an optional path prefix, without /v1. Required."
+    )
+    weight: WholeNumber = Field(
+        default=defaults.BACKEND_WEIGHT,
+        ge=0,
+        le=100,
+        description="Its share of users relative to the others, a small whole number; 0 gives it none.",
+    )
+    api_key: Key | None = Field(
+        default=None,
+        description="The engine's API key. When set, it replaces the client's Authorization towards this "
+        "backend. Default: none.",
+    )
+    ca: ReadableFile | None = Field(
+        default=None,
+        description="PEM file of the authorities to trust for an https URL. Default: the system's.",
+    )
+    tls_verify: bool = Field(default=True, description="Whether to check the certificate of an https URL.")
+    models: Models | None = Field(
+        default=None, description="The models it serves. Default: what its /v1/models says."
+    )
+    max_in_flight: Count | None = Field(
+        default=None, description="Requests it may have at once; past it others take them. Default: no limit."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        """A bare URL is a backend; a backend without a name is called by its address."""
+        if isinstance(given, str):
+            given = {"url": given}
+        if isinstance(given, dict) and given.get("name") is None and isinstance(given.get("url"), str):
+            try:
+                parsed = parse_backend_url(given["url"])
+            except ValueError:
+                return {**given, "name": "unnamed"}  # the URL's own check says what is wrong
+            return {**given, "name": parsed.authority + parsed.base_path}
+        return given
+
+    @cached_property
+    def address(self) -> BackendUrl:
+        """The URL in parts."""
+        return parse_backend_url(self.url)
+
+
+class AffinitySettings(Group):
+    """What tells one user or conversation from another."""
+
+    sources: Sources = Field(
+        default=defaults.AFFINITY_SOURCES,
+        description="Where the key comes from; the first with a value wins: header:NAME, body:FIELD (dots "
+        "for fields inside fields), prefix (the head of the prompt).",
+    )
+    tenant_header: HeaderName | None = Field(
+        default=None,
+        description="A header that names the tenant; equal user names of two tenants then are two keys. "
+        "Default: none.",
+    )
+    prefix_bytes: Size = Field(
+        default=defaults.AFFINITY_PREFIX_BYTES,
+        ge=16,
+        le=1 << 20,
+        description="Bytes of the normalized prompt that make the key when no other source has one.",
+    )
+
+
+class BoundedRingSettings(Group):
+    """How much more than its share a backend may hold before new requests go to the next on the ring."""
+
+    load_factor: Number = Field(
+        default=defaults.BOUNDED_RING_LOAD_FACTOR,
+        ge=1.0,
+        le=100.0,
+        description="Times the weighted mean of requests in flight; 1.25: at most a quarter over its share.",
+    )
+    floor: Count = Field(
+        default=defaults.BOUNDED_RING_FLOOR,
+        description="Requests in flight a backend may always hold, however idle the others are.",
+    )
+
+
+class RingSettings(Group):
+    """The consistent-hash ring."""
+
+    vnodes: Count = Field(
+        default=defaults.RING_VNODES, le=10_000, description="Points on the ring for each unit of weight."
+    )
+
+
+class LimitSettings(Group):
+    """What a client may send and how much the proxy takes on."""
+
+    body_bytes: Size = Field(
+        default=defaults.LIMIT_BODY_BYTES,
+        ge=1,
+        description="Largest request body in bytes, or with a unit (64MiB); past it 413, nothing forwarded.",
+    )
+    head_bytes: Size = Field(
+        default=defaults.LIMIT_HEAD_BYTES,
+        ge=1024,
+        le=1 << 24,
+        description="Largest request head (line and headers) in bytes, or with a unit; past it 431.",
+    )
+    max_connections: Count | None = Field(
+        default=None,
+        description="Client connections at once; past it new ones are closed. Default: no limit.",
+    )
+    max_in_flight: Count | None = Field(
+        default=None,
+        description="Requests at once through the whole proxy; past it 503 with Retry-After. "
+        "Default: no limit.",
+    )
+    pipelined: Count = Field(
+        default=defaults.LIMIT_PIPELINED,
+        description="Requests a client may send ahead on one connection before the proxy stops reading.",
+    )
+
+
+class TimeoutSettings(Group):
+    """How long to wait, in seconds. None of them limits how long a generation takes."""
+
+    connect_s: Seconds = Field(
+        default=defaults.CONNECT_S, description="To connect to a backend, TLS included."
+    )
+    response_header_s: Seconds | None = Field(
+        default=None,
+        description="From the request sent to the reply's head; a long prefill is silence too. Default: off.",
+    )
+    stream_idle_s: Seconds = Field(
+        default=defaults.STREAM_IDLE_S,
+        description="Between two pieces of a reply; longer means the engine is gone.",
+    )
+    client_head_s: Seconds = Field(
+        default=defaults.CLIENT_HEAD_S, description="For a client to send a whole request head."
+    )
+    client_body_s: Seconds = Field(
+        default=defaults.CLIENT_BODY_S, description="Between two pieces of a request's body."
+    )
+    client_idle_s: Seconds = Field(
+        default=defaults.CLIENT_IDLE_S, description="A client's connection kept open between two requests."
+    )
+    client_write_s: Seconds = Field(
+        default=defaults.CLIENT_WRITE_S, description="A client that reads nothing of its reply."
+    )
+    upstream_idle_s: Seconds = Field(
+        default=defaults.UPSTREAM_IDLE_S,
+        lt=defaults.UPSTREAM_IDLE_LIMIT_S,
+        description="A backend's connection kept for the next request; below 5, when uvicorn-based engines "
+        "close it.",
+    )
+    shutdown_s: Number = Field(
+        default=defaults.SHUTDOWN_S,
+        ge=0,
+        description="Given to running replies when asked to stop.",
+    )
+
+
+class RetrySettings(Group):
+    """Trying again, which happens only before the first byte of a reply."""
+
+    max: WholeNumber = Field(
+        default=defaults.RETRIES_MAX,
+        ge=0,
+        le=10,
+        description="Attempts of one request beyond the first; 0 is never.",
+    )
+    budget: Number = Field(
+        default=defaults.RETRIES_BUDGET,
+        ge=0,
+        le=1,
+        description="Retries as a share of all requests, 0 to 1, so that retries never double an outage.",
+    )
+    burst: WholeNumber = Field(
+        default=defaults.RETRIES_BURST, ge=0, description="Retries that may be saved up beyond the share."
+    )
+
+
+class TlsSettings(Group):
+    """TLS on the public port."""
+
+    cert: ReadableFile = Field(description="PEM file of the certificate and its chain. Required.")
+    key: ReadableFile = Field(description="PEM file of the private key. Required.")
+
+
+class GatewayKey(Group):
+    """A key that clients of the public port may use."""
+
+    name: Name = Field(
+        description="Whose key it is; the name is the tenant, the key is never shown. Required."
+    )
+    key: Key = Field(description="What the client sends as its API key. Required.")
+
+
+class CorsSettings(Group):
+    """Browsers that may call the public port from another origin."""
+
+    allow_origins: Origins = Field(
+        default=(), description="Origins such as https://app.example.com, or *. Default: none."
+    )

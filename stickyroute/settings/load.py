@@ -1,0 +1,219 @@
+"""From a YAML file, the environment and flags to one checked `Settings`, or to one error with every mistake.
+
+Owns where a value comes from (flags, else environment, else file, else default) and how a mistake is told.
+Secrets never reach a message.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
+
+from stickyroute.errors import ConfigError
+from stickyroute.settings.checks import Problem, Problems
+from stickyroute.settings.groups import BackendSettings, GatewayKey
+from stickyroute.settings.model import Settings, backend_problems, key_problems
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_PREFIX = "STICKYROUTE_"
+# What Kubernetes puts into every pod beside a Service called stickyroute.
+_SERVICE_LINKS = re.compile(r"STICKYROUTE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP).*)?)")
+
+_PHRASES = {
+    "missing": "is missing; it is required",
+    "tuple_type": "must be a list",
+    "string_type": "must be text; put it in quotes",
+    "model_type": "must be a group of `key: value` lines",
+    "model_attributes_type": "must be a group of `key: value` lines",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "too_short": "must not be empty",
+}
+
+
+def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of one run; `overrides` are flags, nested like the file. Raises ConfigError."""
+    flags = dict(overrides or {})
+    environment = _Environment(Settings)()
+    file = {} if path is None else _read_file(path)
+    values = _merged(_merged(file, environment), flags)
+    problems = list(_misspelt_variables())
+    settings = None
+    try:
+        settings = Settings(**{str(key): value for key, value in values.items()})
+    except ValidationError as error:
+        problems += _problems(error, values)
+    if settings is None or problems:
+        raise ConfigError("\n".join(_line(problem, flags, environment) for problem in problems))
+    return settings
+
+
+def effective_yaml(settings: Settings) -> str:
+    """Every setting with the value in force, as YAML; secrets are masked."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+
+
+class _Environment(EnvSettingsSource):
+    """STICKYROUTE_ variables, nested by two underscores. What is not JSON stays text, judged as such."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML 1.1 with duplicate keys refused: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen and key != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is here twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_bytes(), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: not YAML: {_first_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: holds no settings; write `key: value` lines, such as `listen: 0.0.0.0:8080`"
+        )
+    return content
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid upon `under`: groups key by key, everything else whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _problems(error: ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:
+    checked_between_parts = False
+    for detail in error.errors(include_url=False, include_input=False):
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, Problems):
+            checked_between_parts = True
+            yield from cause.problems
+        else:
+            yield Problem(detail["loc"], _what(detail["type"], detail["loc"], detail["msg"], cause))
+    if not checked_between_parts:
+        yield from backend_problems(list(_valid(BackendSettings, values.get("backends"))))
+        yield from key_problems(list(_valid(GatewayKey, values.get("api_keys"))))
+
+
+def _valid(model: type[Model], raw: object) -> Iterator[tuple[int, Model]]:
+    """The items that are right by themselves, with their places, so that checks between them still run."""
+    for index, item in enumerate(raw if isinstance(raw, list | tuple) else ()):
+        try:
+            yield index, model.model_validate(item)
+        except ValidationError:
+            continue  # told already
+
+
+def _what(kind: str, loc: tuple[str | int, ...], message: str, cause: object) -> str:
+    if kind == "extra_forbidden":
+        return _unknown(str(loc[-1]), _keys_at(loc[:-1]))
+    if kind in _PHRASES:
+        return _PHRASES[kind]
+    if isinstance(cause, ValueError):
+        return str(cause)
+    return message.replace("Input should", "must", 1)
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    return f"is no setting; {hint}"
+
+
+def _keys_at(loc: tuple[str | int, ...]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for part in loc:
+        if isinstance(part, str):
+            model = next(_models_in(model.model_fields[part].annotation))
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _misspelt_variables() -> Iterator[Problem]:
+    """Variables close to a setting's but none. Others are left alone: they may be somebody else's."""
+    known = list(Settings.model_fields)
+    for variable in os.environ:
+        if not variable.upper().startswith(_PREFIX) or _SERVICE_LINKS.fullmatch(variable.upper()):
+            continue
+        key = variable[len(_PREFIX) :].lower().partition("__")[0]
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+        if key not in known and close:
+            yield Problem((variable,), f"is no setting; did you mean {_PREFIX}{close[0].upper()}?")
+
+
+def _line(problem: Problem, flags: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    source = ""
+    if _gives(flags, problem.path):
+        source = " (from a flag)"
+    elif _gives(environment, problem.path):
+        source = " (from the environment)"
+    return f"{_dotted(problem.path)}{source}: {problem.what}"
+
+
+def _gives(values: Any, path: tuple[str | int, ...]) -> bool:
+    """Whether a source has a value on the way to `path`."""
+    for part in path:
+        if not isinstance(values, dict):
+            return True
+        if part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "settings"

@@ -1,0 +1,179 @@
+"""The whole configuration as one frozen value, and the checks between its parts.
+
+Owns the top-level keys. Reads no file and no environment: `stickyroute.settings.load` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from stickyroute import defaults
+from stickyroute.settings.addresses import Address, parse_address
+from stickyroute.settings.checks import (
+    Listen,
+    Problem,
+    Problems,
+    Routes,
+    Seconds,
+    off_is_a_word,
+    split_commas,
+)
+from stickyroute.settings.groups import (
+    AffinitySettings,
+    BackendSettings,
+    BoundedRingSettings,
+    CorsSettings,
+    GatewayKey,
+    LimitSettings,
+    RetrySettings,
+    RingSettings,
+    TimeoutSettings,
+    TlsSettings,
+)
+
+PolicyName = Literal["bounded_ring", "ring", "least_loaded", "power_of_two", "round_robin", "random"]
+
+
+class Settings(BaseSettings):
+    """The configuration. Built from arguments alone; `load_settings` adds the file and the environment."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="STICKYROUTE_",
+        env_nested_delimiter="__",
+        validate_default=False,
+    )
+
+    listen: Listen = Field(
+        default=defaults.LISTEN,
+        description="HOST:PORT of the public port; '[::]:8080' for IPv6; port 0 takes a free one.",
+    )
+    admin_listen: Listen = Field(
+        default=defaults.ADMIN_LISTEN,
+        description="HOST:PORT of the admin port (/metrics, /healthz, /readyz, /fleet). It asks for no key.",
+    )
+    backends: Annotated[tuple[BackendSettings, ...], BeforeValidator(split_commas)] = Field(
+        min_length=1,
+        description="The engines. In the environment: their URLs with commas between, or JSON. Required.",
+    )
+    affinity: AffinitySettings = Field(
+        default_factory=AffinitySettings, description="What keeps a user in one place."
+    )
+    policy: PolicyName = Field(
+        default=defaults.POLICY,
+        description="How a backend is chosen: bounded_ring (home, past the load bound the next on the ring), "
+        "ring (home only), least_loaded, power_of_two, round_robin, random.",
+    )
+    bounded_ring: BoundedRingSettings = Field(
+        default_factory=BoundedRingSettings, description="For bounded_ring."
+    )
+    ring: RingSettings = Field(default_factory=RingSettings, description="For ring and bounded_ring.")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="Sizes and counts.")
+    timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings, description="Waits, in seconds.")
+    retries: RetrySettings = Field(default_factory=RetrySettings, description="Trying again.")
+    tls: TlsSettings | None = Field(default=None, description="TLS on the public port. Default: plain HTTP.")
+    api_keys: tuple[GatewayKey, ...] = Field(
+        default=(), description="Keys that the public port asks for. Default: none, open to everybody."
+    )
+    cors: CorsSettings = Field(default_factory=CorsSettings, description="Browsers.")
+    strict_models: bool = Field(
+        default=True, description="Whether a model that no backend serves is a 404 here, without asking one."
+    )
+    strict_json: bool = Field(
+        default=True, description="Whether a body that is not JSON is a 400 here, without asking a backend."
+    )
+    extra_routes: Routes = Field(
+        default=(),
+        description="More routes to forward, exactly 'METHOD /path'; anything unknown is a 404 here.",
+    )
+    response_headers: bool = Field(
+        default=False, description="Whether replies tell x-stickyroute-backend and x-stickyroute-reason."
+    )
+    access_log: Annotated[Literal["off", "text", "json"], BeforeValidator(off_is_a_word)] = Field(
+        default=defaults.ACCESS_LOG, description="One line for each request: off, text or json."
+    )
+    access_log_path: Path | None = Field(
+        default=None, description="Where the access log goes. Default: stdout."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default=defaults.LOG_LEVEL,
+        description="What the proxy tells about itself: debug, info, warning, error.",
+    )
+    models_interval_s: Seconds = Field(
+        default=defaults.MODELS_INTERVAL_S,
+        description="Seconds between two looks at each backend's /v1/models.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only, so that a test's settings do not depend on the machine it runs on."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        problems = [
+            *backend_problems(tuple(enumerate(self.backends))),
+            *key_problems(tuple(enumerate(self.api_keys))),
+            *listen_problems(self.listen, self.admin_listen),
+        ]
+        if problems:
+            raise Problems(problems)
+        return self
+
+    @property
+    def listen_address(self) -> Address:
+        """`listen` in parts."""
+        return parse_address(self.listen)
+
+    @property
+    def admin_address(self) -> Address:
+        """`admin_listen` in parts."""
+        return parse_address(self.admin_listen)
+
+
+def backend_problems(backends: Sequence[tuple[int, BackendSettings]]) -> Iterator[Problem]:
+    """What is wrong between backends; each comes with its place in the list, since some may be missing."""
+    yield from _twice("backends", "name", ((index, backend.name) for index, backend in backends))
+    yield from _twice("backends", "url", ((index, str(backend.address)) for index, backend in backends))
+    if backends and not any(backend.weight for _, backend in backends):
+        yield Problem(
+            ("backends",), "every weight is 0, so nobody can be served; give at least one a weight above 0"
+        )
+
+
+def key_problems(keys: Sequence[tuple[int, GatewayKey]]) -> Iterator[Problem]:
+    """What is wrong between gateway keys."""
+    yield from _twice("api_keys", "name", ((index, key.name) for index, key in keys))
+    yield from _twice("api_keys", "key", ((index, key.key.get_secret_value()) for index, key in keys))
+
+
+def listen_problems(listen: str, admin_listen: str) -> Iterator[Problem]:
+    """Whether the two ports would take each other's connections."""
+    public, admin = parse_address(listen), parse_address(admin_listen)
+    same_host = public.host == admin.host or public.is_wildcard or admin.is_wildcard
+    if public.port == admin.port != 0 and same_host:
+        yield Problem(("admin_listen",), "is the public port too (listen); choose another port")
+
+
+def _twice(group: str, key: str, values: Iterable[tuple[int, str]]) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for index, value in values:
+        if value in first:
+            yield Problem(
+                (group, index, key), f"is the same as {group}[{first[value]}].{key}; each must differ"
+            )
+        else:
+            first[value] = index
