@@ -132,10 +132,10 @@ class Metrics:
         bytes_in: int,
         bytes_out: int,
     ) -> None:
-        """Count one finished request. `ttft_s` is None when no token (or body byte) reached the client.
+        """Count one finished request. `ttft_s` is None for a reply that did not stream or had no first byte.
 
         `pool` is the fleet's label, `backend` the name of the one that answered last ("" for none), `route`
-        the template of the route ("" when none matched), `status` what the client saw, body sizes in bytes.
+        the template of the route ("" when none matched), `status` what the client saw, sizes are bytes.
         """
         series = self._known.get((pool, backend, route, status // 100, reason))
         if series is None:
@@ -229,17 +229,17 @@ class Metrics:
         labels = ("pool", "backend")
         ttft = HistogramMetricFamily(
             "stickyroute_ttft_seconds",
-            "Time from the request's last byte to the first byte of the reply's body.",
+            "Streamed replies: time from the request's head to the reply's first byte of body.",
             labels=labels,
         )
         duration = HistogramMetricFamily(
             "stickyroute_request_duration_seconds", "Time from the request's head to its end.", labels=labels
         )
         bytes_in = CounterMetricFamily(
-            "stickyroute_request_body_bytes", "Bytes of request bodies received from clients.", labels=labels
+            "stickyroute_received_bytes", "Bytes of requests received from clients.", labels=labels
         )
         bytes_out = CounterMetricFamily(
-            "stickyroute_response_body_bytes", "Bytes of reply bodies sent to clients.", labels=labels
+            "stickyroute_sent_bytes", "Bytes of replies sent to clients.", labels=labels
         )
         for pair, traffic in self._traffic.items():
             ttft.add_metric(pair, traffic.ttft.cumulative(), traffic.ttft.sum)
