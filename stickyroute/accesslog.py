@@ -51,14 +51,13 @@ _Line = tuple[
     int, int, float | None, float, int, int, _Text,
 ]
 # fmt: on
-"""A line's values in the order of `_fields`: a plain tuple is the cheapest thing the hot path can make."""
+"""A line's values in the order of `_fields`: a plain tuple is the cheapest the hot path can make."""
 
 
 class AccessLog:
     """The log of one app: `mode` is text or json, `path` the file to append to, None for stdout.
 
-    `close` writes what is left. `dropped` counts lines that were lost. Raises ConfigError when the file cannot
-    be opened.
+    `close` writes what is left. `dropped` counts lost lines. Raises ConfigError when the file can't be opened.
     """
 
     def __init__(self, mode: str, path: Path | None = None) -> None:
