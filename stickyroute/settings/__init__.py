@@ -4,7 +4,7 @@ A value comes from flags, else from the environment, else from the file, else fr
 Knows nothing of who uses a setting.
 """
 
-from stickyroute.settings.addresses import Address, BackendUrl, parse_address, parse_backend_url
+from stickyroute.settings.addresses import Address, BackendUrl, parse_backend_url, split_host_port
 from stickyroute.settings.groups import (
     AffinitySettings,
     BackendSettings,
@@ -36,6 +36,6 @@ __all__ = [
     "TlsSettings",
     "effective_yaml",
     "load_settings",
-    "parse_address",
     "parse_backend_url",
+    "split_host_port",
 ]

@@ -55,7 +55,7 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def parse_address(text: str) -> Address:
+def split_host_port(text: str) -> Address:
     """HOST:PORT with a host name, an IPv4 address or a bracketed IPv6 address.
 
     Raises ValueError that says what to write.

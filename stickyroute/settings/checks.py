@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from stickyroute.settings.addresses import parse_address, parse_backend_url
+from stickyroute.settings.addresses import parse_backend_url, split_host_port
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}|\[[0-9a-f:.%]+\]:\d+[A-Za-z0-9._:/@-]*")
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -80,7 +80,7 @@ def _is_text(value: object) -> object:
 
 
 def _address(value: str) -> str:
-    return str(parse_address(value))
+    return str(split_host_port(value))
 
 
 def _url(value: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from stickyroute import defaults
-from stickyroute.settings.addresses import Address, parse_address
+from stickyroute.settings.addresses import Address, split_host_port
 from stickyroute.settings.checks import (
     Listen,
     Problem,
@@ -136,12 +136,12 @@ class Settings(BaseSettings):
     @property
     def listen_address(self) -> Address:
         """`listen` in parts."""
-        return parse_address(self.listen)
+        return split_host_port(self.listen)
 
     @property
     def admin_address(self) -> Address:
         """`admin_listen` in parts."""
-        return parse_address(self.admin_listen)
+        return split_host_port(self.admin_listen)
 
 
 def backend_problems(backends: Sequence[tuple[int, BackendSettings]]) -> Iterator[Problem]:
@@ -162,7 +162,7 @@ def key_problems(keys: Sequence[tuple[int, GatewayKey]]) -> Iterator[Problem]:
 
 def listen_problems(listen: str, admin_listen: str) -> Iterator[Problem]:
     """Whether the two ports would take each other's connections."""
-    public, admin = parse_address(listen), parse_address(admin_listen)
+    public, admin = split_host_port(listen), split_host_port(admin_listen)
     same_host = public.host == admin.host or public.is_wildcard or admin.is_wildcard
     if public.port == admin.port != 0 and same_host:
         yield Problem(("admin_listen",), "is the public port too (listen); choose another port")
