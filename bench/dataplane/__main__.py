@@ -1,0 +1,89 @@
+"""`python -m bench.dataplane`: what each router costs, in one command.
+
+Starts a fake fleet, then every router found here (stickyroute, nginx, haproxy; smg, vllm-router,
+sglang-router in the virtual environments given), drives each in turn, and prints medians and ratios. See
+docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.dataplane import report, rig
+from bench.drivers import DRIVERS, find_drivers
+
+QUICK_SCALE = 0.3
+
+
+def machine() -> str:
+    """One line on where this ran."""
+    model = "unknown CPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(": ")[2]
+            break
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.dataplane",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--peers-venv", action="append", default=[], metavar="DIR", help="where to look for LLM routers"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, interleaved (default 3)")
+    parser.add_argument("--quick", action="store_true", help=f"one round, {QUICK_SCALE} of the requests")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiplies the requests of every phase (default 1)"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=list(DRIVERS), help="only this router; may be repeated"
+    )
+    parser.add_argument("--no-pin", action="store_true", help="leave the choice of cores to the scheduler")
+    parser.add_argument(
+        "--burst", action="store_true", help="streams tick together, not spread over the interval"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every sample")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parsed(argv)
+    drivers = [
+        driver for driver in find_drivers(args.peers_venv) if not args.only or driver.name in args.only
+    ]
+    if not drivers:
+        print("no router found", file=sys.stderr)
+        return 2
+    repeats, scale = (1, QUICK_SCALE * args.scale) if args.quick else (args.repeats, args.scale)
+    began = time.monotonic()
+    samples = rig.run(
+        drivers,
+        repeats=repeats,
+        scale=scale,
+        pin=not args.no_pin,
+        burst=args.burst,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    print(f"{machine()}; {repeats} round(s), {time.monotonic() - began:.0f} s\n")
+    print(report.text(samples))
+    if args.json is not None:
+        everything = {"machine": machine(), "samples": {name: asdict(one) for name, one in samples.items()}}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(everything, indent=1))
+    return 1 if any(one.failures for one in samples.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
