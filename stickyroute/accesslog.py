@@ -57,7 +57,7 @@ _Line = tuple[
 class AccessLog:
     """The log of one app: `mode` is text or json, `path` the file to append to, None for stdout.
 
-    `close` writes what is left. `dropped` counts lost lines. Raises ConfigError when the file can't be opened.
+    `close` writes what is left. `dropped` counts lost lines. Raises ConfigError when it can't open the file.
     """
 
     def __init__(self, mode: str, path: Path | None = None) -> None:

@@ -6,12 +6,15 @@ opens a connection or shows a secret. It listens where the composition root bind
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from stickyroute.settings import Settings
 
 __all__ = ["build_admin"]
+
+_OPENMETRICS_END = b"# EOF\n"
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,6 +40,16 @@ def build_admin(fleet: Fleet, metrics: Metrics, settings: Settings) -> web.Appli
     app.router.add_get("/metrics", views.metrics)
     app.router.add_get("/fleet", views.fleet)
     return app
+
+
+class _One(Collector):
+    """A registry of a single family, which is what an encoder takes."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
 
 
 class _Views:
@@ -60,9 +75,19 @@ class _Views:
         return _json(answer, status=200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text, or OpenMetrics when the scraper asks for it."""
+        """Prometheus text, or OpenMetrics when the scraper asks for it.
+
+        Rendered family by family, giving way to the data plane in between: with a hundred backends the whole takes
+        tens of milliseconds, which no stream should have to wait for.
+        """
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._metrics.registry), headers={"Content-Type": content_type})
+        parts: list[bytes] = []
+        for family in self._metrics.registry.collect():
+            parts.append(encode(_One(family)).removesuffix(_OPENMETRICS_END))
+            await asyncio.sleep(0)
+        if "openmetrics" in content_type:
+            parts.append(_OPENMETRICS_END)
+        return web.Response(body=b"".join(parts), headers={"Content-Type": content_type})
 
     async def fleet(self, request: web.Request) -> web.Response:
         """What the router knows of each backend right now."""

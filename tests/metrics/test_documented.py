@@ -1,0 +1,47 @@
+"""docs/metrics.md and the scrape say the same: every name, its type and its labels, both ways."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.metrics.test_metrics import busy
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `([a-z_]+)` \| (counter|gauge|histogram) \| ([^|]*)\| .+ \|$", re.MULTILINE)
+
+Row = tuple[str, str, frozenset[str]]
+
+
+def documented() -> set[Row]:
+    return {
+        (name, kind, frozenset(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in ROW.findall(DOCS.read_text())
+    }
+
+
+def exposed() -> set[Row]:
+    rows: set[Row] = set()
+    for family in text_string_to_metric_families(generate_latest(busy().registry).decode()):
+        labels = {label for sample in family.samples for label in sample.labels if label != "le"}
+        name = family.name + ("_total" if family.type == "counter" else "")
+        rows.add((name, family.type, frozenset(labels)))
+    return rows
+
+
+def test_everything_exposed_is_documented_and_everything_documented_is_exposed() -> None:
+    assert documented() == exposed()
+
+
+def test_names_are_ours() -> None:
+    for name, _, _ in exposed():
+        assert name.startswith(("stickyroute_", "process_"))
+
+
+def test_the_queries_in_the_documentation_use_names_that_exist() -> None:
+    names = {name for name, _, _ in exposed()}
+    used = set(re.findall(r"\bstickyroute_\w+", DOCS.read_text()))
+    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in used} <= names
