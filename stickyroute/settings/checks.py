@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
@@ -27,6 +27,9 @@ _PER_REQUEST_HEADERS = frozenset({
     "x-request-id", "request-id", "x-correlation-id", "x-trace-id", "x-amzn-trace-id", "x-b3-traceid",
     "traceparent", "tracestate", "idempotency-key", "content-length", "date",
 })  # fmt: skip
+
+
+Items = TypeVar("Items", bound=Sequence[object])
 
 
 class Problem(NamedTuple):
@@ -145,6 +148,13 @@ def _readable_file(value: Path) -> Path:
     return value
 
 
+def not_empty(values: Items) -> Items:
+    """The values, of which there must be some."""
+    if not values:
+        raise ValueError("must not be empty")
+    return values
+
+
 def _distinct(values: Sequence[str]) -> Sequence[str]:
     if len(set(values)) != len(values):
         raise ValueError("names the same thing twice")
@@ -165,14 +175,14 @@ ReadableFile = Annotated[Path, AfterValidator(_readable_file)]
 Sources = Annotated[
     tuple[Annotated[str, AfterValidator(_source)], ...],
     BeforeValidator(split_commas),
+    AfterValidator(not_empty),
     AfterValidator(_distinct),
-    Field(min_length=1),
 ]
 Models = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     BeforeValidator(split_commas),
+    AfterValidator(not_empty),
     AfterValidator(_distinct),
-    Field(min_length=1),
 ]
 Origins = Annotated[
     tuple[Annotated[str, AfterValidator(_origin)], ...],

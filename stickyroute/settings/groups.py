@@ -30,7 +30,7 @@ from stickyroute.settings.checks import (
 
 
 class Group(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class BackendSettings(Group):

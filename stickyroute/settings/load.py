@@ -42,7 +42,6 @@ _PHRASES = {
     "int_from_float": "must be a whole number",
     "float_parsing": "must be a number",
     "float_type": "must be a number",
-    "too_short": "must not be empty",
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from stickyroute import defaults
@@ -20,6 +20,7 @@ from stickyroute.settings.checks import (
     Problems,
     Routes,
     Seconds,
+    not_empty,
     off_is_a_word,
     split_commas,
 )
@@ -45,6 +46,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
+        hide_input_in_errors=True,  # it may be a secret
         env_prefix="STICKYROUTE_",
         env_nested_delimiter="__",
         validate_default=False,
@@ -58,8 +60,9 @@ class Settings(BaseSettings):
         default=defaults.ADMIN_LISTEN,
         description="HOST:PORT of the admin port (/metrics, /healthz, /readyz, /fleet). It asks for no key.",
     )
-    backends: Annotated[tuple[BackendSettings, ...], BeforeValidator(split_commas)] = Field(
-        min_length=1,
+    backends: Annotated[
+        tuple[BackendSettings, ...], BeforeValidator(split_commas), AfterValidator(not_empty)
+    ] = Field(
         description="The engines. In the environment: their URLs with commas between, or JSON. Required.",
     )
     affinity: AffinitySettings = Field(
