@@ -77,8 +77,8 @@ class _Views:
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text, or OpenMetrics when the scraper asks for it.
 
-        Rendered family by family, giving way to the data plane in between: with a hundred backends the whole takes
-        tens of milliseconds, which no stream should have to wait for.
+        Rendered family by family, giving way to the data plane in between: with a hundred backends the whole
+        takes tens of milliseconds, which no stream should have to wait for.
         """
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         parts: list[bytes] = []
