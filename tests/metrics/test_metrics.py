@@ -106,7 +106,7 @@ def test_bytes_add_up() -> None:
 
 
 def test_histograms_are_cumulative_and_a_bound_includes_its_value() -> None:
-    """TTFT of 0.5, 1, 10, 30, 500 ms and 200 s: 2 up to 1 ms, 3 up to 10, 4 up to 50, 5 up to 500, 6 in all."""
+    """TTFT of 0.5, 1, 10, 30, 500 ms and 200 s: 2 up to 1 ms, 3 to 10, 4 to 50, 5 to 500, 6 in all."""
     metrics = metrics_of(FakeFleet())
     for ttft_s in (0.0005, 0.001, 0.01, 0.03, 0.5, 200.0):
         record(metrics, ttft_s=ttft_s)
