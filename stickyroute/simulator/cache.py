@@ -1,0 +1,241 @@
+"""The prefix cache as vLLM keeps it (0.32, `v1/core/block_pool.py` and `kv_cache_manager.py`).
+
+Owns which blocks are resident, referenced and evicted. Must not know: time, requests, steps.
+
+The rules, each as vLLM has it:
+- a block holds `block_size` tokens and is identified by a key chained to its parent; only full blocks have a
+  key;
+- at least the last token of a prompt is computed again, so a hit covers at most `tokens - 1`;
+- a block in use is counted by reference; a block nobody uses stays resident in the free queue, so it counts
+  as free although it is a hit waiting to happen;
+- a finished sequence's blocks go back tail first, so that shared roots outlive deep suffixes. Blocks without
+  a key go to the front of the queue, the others to its end; taking a block takes the head: the least
+  recently used;
+- two blocks may hold the same key (a fully cached prompt computes its last block again); each is evicted
+  alone;
+- one block of the pool is never used (vLLM's null block).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+NOT_CACHED: Final = -1
+
+
+class Held:
+    """The blocks of one sequence. Only the cache that made it may touch it.
+
+    `keys` are those of all full blocks the sequence will ever have, prompt and answer; `room_tokens` is how
+    many tokens fit into the blocks held so far; `source` is handed back with cache events.
+    """
+
+    __slots__ = ("blocks", "keys", "registered", "room_tokens", "source")
+
+    def __init__(self, keys: Sequence[int], source: object = None) -> None:
+        self.keys = keys
+        self.source = source
+        self.blocks: list[int] = []
+        self.registered = 0
+        self.room_tokens = 0
+
+
+class BlockCache:
+    """`blocks` as the engine reports them (num_gpu_blocks), of `block_size` tokens each.
+
+    `on_stored(held, first, last)` and `on_removed(key)` are told about every change of what is resident:
+    blocks `first` to `last` (exclusive) of a sequence became hits, or one block with `key` was evicted.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int = 16,
+        on_stored: Callable[[Held, int, int], None] | None = None,
+        on_removed: Callable[[int], None] | None = None,
+    ) -> None:
+        if blocks < 2 or block_size < 1:
+            raise ValueError(f"a cache needs two blocks of one token at least, not {blocks} of {block_size}")
+        self.blocks = blocks
+        self.block_size = block_size
+        self.on_stored = on_stored
+        self.on_removed = on_removed
+        self.releases = 0
+        """How often something was given back: while it stands still, what did not fit won't, unless it
+        gets hits."""
+        self._usable = blocks - 1
+        self._references = [0] * blocks
+        self._key_of = [NOT_CACHED] * blocks
+        self._where: dict[int, int] = {}
+        self._twins: dict[int, list[int]] = {}  # further blocks with the same key, oldest first
+        self._blank = list(
+            range(blocks - 1, 0, -1)
+        )  # free blocks without a key, a stack; block 0 is the null block
+        self._free: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # free blocks with a key, the least recently used first
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self._usable * self.block_size
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be taken, resident but unreferenced ones included."""
+        return len(self._blank) + len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """The gauge `kv_cache_usage_perc`: the share of blocks somebody references, 0 to 1."""
+        return 1.0 - self.free_blocks / self._usable
+
+    @property
+    def used_tokens(self) -> int:
+        return (self._usable - self.free_blocks) * self.block_size
+
+    @property
+    def evictable_tokens(self) -> int:
+        """Tokens resident in blocks that nobody references."""
+        return len(self._free) * self.block_size
+
+    def resident(self) -> set[int]:
+        """The keys that would be hits now, referenced or not."""
+        return set(self._where)
+
+    def open(self, keys: Sequence[int], source: object = None) -> Held:
+        """A sequence with nothing held yet."""
+        return Held(keys, source)
+
+    def lookup(self, held: Held, tokens: int) -> int:
+        """How many of the first `tokens` are resident: whole blocks, and never the last token."""
+        where = self._where
+        hits = 0
+        for key in held.keys[: (tokens - 1) // self.block_size]:
+            if key not in where:
+                break
+            hits += 1
+        return hits * self.block_size
+
+    def admit(self, held: Held, hit_tokens: int, tokens: int, must_fit_tokens: int) -> bool:
+        """Take the `hit_tokens` found by `lookup` and room for `tokens` in all.
+
+        False, and nothing taken, unless `must_fit_tokens` (the whole prompt) would fit now.
+        """
+        size = self.block_size
+        hits = hit_tokens // size
+        where = self._where
+        references = self._references
+        shared = []
+        idle = 0
+        for key in held.keys[:hits]:
+            block = where[key]
+            shared.append(block)
+            if not references[block]:
+                idle += 1
+        if -(-max(tokens, must_fit_tokens) // size) - hits + idle > self.free_blocks:
+            return False
+        free = self._free
+        for block in shared:
+            if not references[block]:
+                del free[block]
+            references[block] += 1
+        held.blocks = shared
+        held.registered = hits
+        held.room_tokens = hits * size
+        return self.grow(held, tokens)
+
+    def grow(self, held: Held, tokens: int) -> bool:
+        """Room for `tokens` in all, of which every full block becomes a hit for others. False if it does
+        not fit."""
+        size = self.block_size
+        missing = -(-tokens // size) - len(held.blocks)
+        if missing > 0:
+            if missing > self.free_blocks:
+                return False
+            self._take(held, missing)
+        self.register(held, tokens)
+        return True
+
+    def register(self, held: Held, tokens: int) -> None:
+        """Make the full blocks among the first `tokens` hits. They are computed, or scheduled to be."""
+        first = held.registered
+        last = min(tokens // self.block_size, len(held.blocks), len(held.keys))
+        if last <= first:
+            return
+        key_of = self._key_of
+        where = self._where
+        for block, key in zip(held.blocks[first:last], held.keys[first:last], strict=True):
+            key_of[block] = key
+            if where.setdefault(key, block) != block:
+                self._twins.setdefault(key, []).append(block)
+        held.registered = last
+        if self.on_stored is not None:
+            self.on_stored(held, first, last)
+
+    def release(self, held: Held) -> None:
+        """Give all blocks back, the tail first."""
+        references = self._references
+        key_of = self._key_of
+        free = self._free
+        blank = []
+        for block in reversed(held.blocks):
+            references[block] -= 1
+            if not references[block]:
+                if key_of[block] == NOT_CACHED:
+                    blank.append(block)
+                else:
+                    free[block] = None
+        self._blank.extend(reversed(blank))
+        held.blocks = []
+        held.registered = 0
+        held.room_tokens = 0
+        self.releases += 1
+
+    def clear(self) -> None:
+        """Forget every block that nobody references; those in use stop being hits."""
+        for key in self._where:
+            if self.on_removed is not None:
+                self.on_removed(key)
+        self._where.clear()
+        self._twins.clear()
+        self._key_of = [NOT_CACHED] * self.blocks
+        self._blank.extend(self._free)
+        self._free.clear()
+        self.releases += 1
+
+    def _take(self, held: Held, count: int) -> None:
+        references = self._references
+        blank = self._blank
+        free = self._free
+        key_of = self._key_of
+        where = self._where
+        twins = self._twins
+        on_removed = self.on_removed
+        for _ in range(count):
+            if blank:
+                block = blank.pop()
+            else:
+                block, _none = free.popitem(last=False)
+                key = key_of[block]
+                key_of[block] = NOT_CACHED
+                if key in twins:
+                    self._drop_twin(key, block)
+                else:
+                    del where[key]
+                if on_removed is not None:
+                    on_removed(key)
+            references[block] = 1
+            held.blocks.append(block)
+        held.room_tokens = len(held.blocks) * self.block_size
+
+    def _drop_twin(self, key: int, block: int) -> None:
+        """Forget one of several blocks that hold `key`."""
+        twins = self._twins[key]
+        if self._where[key] == block:
+            self._where[key] = twins.pop(0)
+        else:
+            twins.remove(block)
+        if not twins:
+            del self._twins[key]

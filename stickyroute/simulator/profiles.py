@@ -1,0 +1,81 @@
+"""Named models on named GPUs: the constants of the time model and the size of the cache.
+
+Owns numbers and where they come from; `docs/simulator.md` shows how they were checked. Knows no behaviour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stickyroute.simulator.timing import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One engine's hardware and settings.
+
+    `blocks` of `block_size` tokens is the cache (num_gpu_blocks); `batched_tokens` the token budget of a step
+    (max_num_batched_tokens); `sequences` how many run at once (max_num_seqs); `context_tokens` the longest
+    prompt plus answer (max_model_len). With `async_scheduling` (vLLM's default) a step is planned while the
+    one before it runs, so a new request waits one step more.
+    """
+
+    name: str
+    time: StepTime
+    blocks: int
+    block_size: int = 16
+    batched_tokens: int = 8192
+    sequences: int = 256
+    context_tokens: int = 32768
+    async_scheduling: bool = True
+
+
+_KV_BYTES_LLAMA_70B = 320 * 1024  # bytes of KV a token: 2 x 80 layers x 8 heads x 128 x 2 bytes
+_KV_BYTES_LLAMA_8B = 128 * 1024  # 2 x 32 layers x 8 heads x 128 x 2 bytes
+
+H100_LLAMA_8B = Profile(
+    name="h100-llama-8b",
+    time=StepTime(
+        base_s=4.5e-3,  # 8 GB of 8-bit weights at 3.35 TB/s, launches, and the scheduler's own work
+        prefill_token_s=1 / 45_000,  # 16 GFLOP a token
+        decode_sequence_s=15e-6,  # sampling, detokenizing, its row in every matrix product
+        prefill_attention_s=0.25e-9,
+        decode_attention_s=0.045e-6,  # 128 KiB of KV a token at 2.9 TB/s
+    ),
+    blocks=int(55e9 / _KV_BYTES_LLAMA_8B / 16),  # what 80 GB leave beside weights and activations
+    context_tokens=131_072,
+)
+
+H100_LLAMA_70B = Profile(
+    name="h100-llama-70b",
+    time=StepTime(
+        base_s=24.0e-3,  # 70 GB of 8-bit weights at 3.35 TB/s, and launches
+        # Prefill is set by what the project asks of this profile: 1k tokens in 40 to 80 ms, 32k in 0.8 to
+        # 1.4 s.
+        # One H100 alone doesn't reach that; four under tensor parallelism do.
+        prefill_token_s=1 / 28_000,
+        decode_sequence_s=60e-6,
+        prefill_attention_s=0.15e-9,
+        decode_attention_s=0.11e-6,  # 320 KiB of KV a token at 2.9 TB/s
+    ),
+    blocks=int(15e9 / _KV_BYTES_LLAMA_70B / 16),  # 15 GB of room on one 80 GB card: 45,776 tokens
+    context_tokens=40_960,
+)
+
+DEMO = Profile(
+    name="demo",
+    time=StepTime(
+        base_s=4.0e-3,
+        prefill_token_s=1
+        / 12_000,  # a cold prompt of 1,200 tokens costs a tenth of a second: visible at once
+        decode_sequence_s=50e-6,
+        prefill_attention_s=0.5e-9,
+        decode_attention_s=0.02e-6,
+    ),
+    blocks=2_048,  # 32,752 tokens: a few dozen conversations, so that spreading users thin evicts them
+    batched_tokens=4096,
+    sequences=64,
+    context_tokens=16_384,
+)
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (H100_LLAMA_8B, H100_LLAMA_70B, DEMO)}

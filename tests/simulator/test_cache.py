@@ -1,0 +1,162 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stickyroute.simulator.cache import BlockCache
+from stickyroute.simulator.keys import block_keys, namespace, token_buffer
+
+
+def run(cache, keys, tokens):
+    """One prompt from admission to release; what it found."""
+    held = cache.open(keys)
+    hit = cache.lookup(held, tokens)
+    assert cache.admit(held, hit, tokens, tokens)
+    cache.release(held)
+    return hit
+
+
+def test_only_full_blocks_hit_and_never_the_last_token():
+    cache = BlockCache(blocks=11, block_size=4)
+    keys = [1, 2, 3]
+    assert run(cache, keys, 14) == 0
+    assert run(cache, keys, 14) == 12  # three full blocks, the two tokens behind them have no key
+    assert run(cache, keys, 12) == 8  # 12 tokens are exactly three blocks: the last one is computed again
+
+
+def test_a_finished_prompt_stays_resident_but_counts_as_free():
+    cache = BlockCache(blocks=11, block_size=4)
+    held = cache.open([1, 2])
+    assert cache.admit(held, 0, 8, 8)
+    assert cache.usage == pytest.approx(0.2)  # 2 of 10: one of the 11 is the null block
+    cache.release(held)
+    assert cache.usage == 0.0
+    assert cache.resident() == {1, 2}
+    assert cache.evictable_tokens == 8
+
+
+def test_eviction_takes_the_least_recently_used_prompt_from_its_tail():
+    cache = BlockCache(blocks=7, block_size=4)
+    run(cache, [1, 2, 3], 12)
+    run(cache, [4, 5], 8)
+    assert (
+        run(cache, [1, 2, 3], 13) == 12
+    )  # touched: now 4 and 5 are the older ones, and one block was never used
+    run(cache, [6, 7], 8)
+    assert cache.resident() == {1, 2, 3, 4, 6, 7}  # the blank one and 5, the tail of the older prompt
+    run(cache, [8, 9], 8)
+    assert cache.resident() == {1, 2, 6, 7, 8, 9}  # then its root, then the tail of the first
+
+
+def test_blocks_in_use_are_never_evicted():
+    cache = BlockCache(blocks=4, block_size=4)
+    held = cache.open([1, 2])
+    assert cache.admit(held, 0, 8, 8)
+    other = cache.open([3, 4])
+    assert not cache.admit(other, 0, 8, 8)
+    assert cache.admit(other, 0, 4, 4)
+    assert not cache.grow(other, 8)
+    assert cache.resident() == {1, 2, 3}
+
+
+def test_admission_asks_for_the_whole_prompt_and_counts_idle_hits_as_needed():
+    cache = BlockCache(blocks=5, block_size=4)
+    run(cache, [1, 2, 3], 12)
+    held = cache.open([1, 2, 3, 4, 5])
+    assert cache.lookup(held, 20) == 12
+    assert not cache.admit(held, 12, 16, 20)  # three hits and two more blocks, four in all
+    assert cache.admit(held, 12, 16, 16)
+
+
+def test_two_prompts_share_what_is_in_use():
+    cache = BlockCache(blocks=6, block_size=4)
+    first, second = cache.open([1, 2]), cache.open([1, 9])
+    assert cache.admit(first, 0, 8, 8)
+    assert cache.lookup(second, 8) == 4
+    assert cache.admit(second, 4, 8, 8)
+    assert cache.used_tokens == 12
+    cache.release(first)
+    assert cache.used_tokens == 8  # 1 is still held by the second
+
+
+def test_a_block_computed_twice_is_evicted_one_copy_at_a_time():
+    cache = BlockCache(blocks=5, block_size=4)
+    run(cache, [1, 2], 8)
+    run(cache, [1, 2], 8)  # 1 hits, 2 is computed again into another block
+    assert cache.evictable_tokens == 12
+    run(cache, [7, 8], 8)  # the never used block, and the older copy of 2
+    assert cache.resident() == {1, 2, 7, 8}
+    run(cache, [9], 4)
+    assert cache.resident() == {1, 7, 8, 9}
+
+
+def test_every_change_is_told():
+    log = []
+    cache = BlockCache(
+        blocks=4,
+        block_size=4,
+        on_stored=lambda held, first, last: log.append(("stored", held.source, held.keys[first:last])),
+        on_removed=lambda key: log.append(("removed", key)),
+    )
+    held = cache.open([1, 2, 3], source="a")
+    assert cache.admit(held, 0, 6, 6)
+    assert cache.grow(held, 8)
+    cache.release(held)
+    run(cache, [5, 6], 8)
+    assert log == [("stored", "a", [1]), ("stored", "a", [2]), ("removed", 2), ("stored", None, [5, 6])]
+
+
+def test_clear_forgets_what_is_idle_and_what_is_in_use():
+    cache = BlockCache(blocks=6, block_size=4)
+    run(cache, [1], 4)
+    held = cache.open([2])
+    assert cache.admit(held, 0, 4, 4)
+    cache.clear()
+    assert cache.resident() == set()
+    cache.release(held)
+    assert cache.free_blocks == 5
+    assert cache.evictable_tokens == 0
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.booleans()), max_size=60))
+def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operations):
+    cache = BlockCache(blocks=24, block_size=4)
+    held_open = []
+    for prompt, tokens, finish in operations:
+        keys = [hash((prompt, i)) for i in range(tokens // 4)]
+        held = cache.open(keys)
+        hit = cache.lookup(held, tokens)
+        if cache.admit(held, hit, tokens, tokens):
+            held_open.append(held)
+        if finish and held_open:
+            cache.release(held_open.pop(0))
+        used = {block for one in held_open for block in one.blocks}
+        assert cache.free_blocks + len(used) == 23
+        for one in range(6):
+            chain = [hash((one, i)) in cache.resident() for i in range(10)]
+            assert chain == sorted(chain, reverse=True)
+    for held in held_open:
+        cache.release(held)
+    assert cache.usage == 0.0
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=80), st.integers(0, 80))
+def test_the_keys_of_a_prefix_are_a_prefix_of_the_keys(tokens, cut):
+    root = namespace("m")
+    keys = block_keys(token_buffer(tokens), 16, root)
+    assert len(keys) == len(tokens) // 16
+    assert block_keys(token_buffer(tokens[:cut]), 16, root) == keys[: min(cut, len(tokens)) // 16]
+
+
+def test_model_adapter_and_salt_keep_prompts_apart():
+    tokens = token_buffer(range(32))
+    roots = {
+        namespace("m"),
+        namespace("n"),
+        namespace("m", "a"),
+        namespace("m", "", "s"),
+        namespace("m", "a", "s"),
+    }
+    assert len(roots) == 5
+    assert len({tuple(block_keys(tokens, 16, root)) for root in roots}) == 5
+    assert block_keys(tokens, 16, namespace("m"))[1] != block_keys(tokens[16:], 16, namespace("m"))[0]
