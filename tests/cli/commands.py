@@ -1,0 +1,93 @@
+"""Runs a command of ours as a process and reads what it says, without sleeping."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's variables without any of ours, the venv's commands first in PATH, and `extra`."""
+    clean = {name: value for name, value in os.environ.items() if not name.upper().startswith("STICKYROUTE_")}
+    bin_folder = str(Path(sys.executable).parent)
+    return {**clean, "PATH": bin_folder + os.pathsep + clean.get("PATH", ""), **(extra or {})}
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(*arguments: str, timeout_s: float = 60, **extra: str) -> subprocess.CompletedProcess[str]:
+    """`stickyroute ARGUMENTS` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "stickyroute", *arguments],
+        cwd=ROOT, env=environment(extra), capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+class Running:
+    """`stickyroute ARGUMENTS` as long as the block lasts; its output, both kinds together, is in `lines`."""
+
+    def __init__(self, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "stickyroute", *arguments],
+            cwd=ROOT, env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name="output", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def said(self, pattern: str, timeout_s: float = 30) -> re.Match[str]:
+        """The first line with the pattern in it, waited for; fails when the command ends without it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._find(pattern) is not None, timeout_s)
+            found = self._find(pattern)
+        assert found is not None, f"never said {pattern!r}:\n" + "\n".join(self.lines)
+        return found
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
+        """Send the signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+    def _find(self, pattern: str) -> re.Match[str] | None:
+        return next((match for line in self.lines if (match := re.search(pattern, line))), None)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
