@@ -1,0 +1,262 @@
+"""The composition root: builds every part from the settings, owns their start and their stop.
+
+`App` is used in-process by the demo, the tests and the benchmark; `run` is the whole life of `stickyroute
+serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import ssl
+import sys
+
+import uvloop
+from aiohttp import web
+
+from stickyroute import __version__
+from stickyroute.accesslog import AccessLog
+from stickyroute.control import build_admin
+from stickyroute.errors import ConfigError
+from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.http.limits import Limits
+from stickyroute.http.pool import BackendPool
+from stickyroute.http.server import Server
+from stickyroute.http.sweeper import Sweeper
+from stickyroute.metrics import Metrics
+from stickyroute.openai.routes import RouteTable
+from stickyroute.proxy import Front, Proxy, Target
+from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.policies import build_policy
+from stickyroute.routing.router import Router
+from stickyroute.settings import BackendSettings, Settings
+from stickyroute.watch.models import ModelsWatch
+
+log = logging.getLogger("stickyroute")
+
+# Clients get an answer from the first moment: how long start-up waits for backends to tell their models.
+_FIRST_ROUND_S = 1.5
+
+
+class App:
+    """One stickyroute process. `start` opens both ports, `stop` closes them in good order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.fleet = Fleet([_spec(backend) for backend in settings.backends], settings.ring.vnodes)
+        self.metrics = Metrics(self.fleet, __version__)
+        self.port = 0
+        self.admin_port = 0
+        self._access_log: AccessLog | None = None
+        self._pools: list[BackendPool] = []
+        self._server: Server | None = None
+        self._sweeper: Sweeper | None = None
+        self._watch: ModelsWatch | None = None
+        self._admin: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Open the admin port, ask the backends for their models (briefly), then open the public port.
+
+        Raises OSError when a port cannot be bound and ConfigError when a certificate cannot be read.
+        """
+        settings = self.settings
+        loop = asyncio.get_running_loop()
+        limits = _limits(settings)
+        listener_tls = _listener_tls(settings)
+        self._sweeper = sweeper = Sweeper(loop, limits.tick_s)
+        self._access_log = (
+            AccessLog(settings.access_log, settings.access_log_path) if settings.access_log != "off" else None
+        )
+        targets = [self._target(loop, spec, limits) for spec in (b.spec for b in self.fleet.backends)]
+        for pool in self._pools:
+            sweeper.add(pool)
+        routes = RouteTable(settings.extra_routes)
+        front = Front(
+            self.fleet,
+            routes,
+            self.metrics,
+            {k.key.get_secret_value().encode(): k.name for k in settings.api_keys},
+            frozenset(settings.cors.allow_origins),
+        )
+        affinity = settings.affinity
+        proxy = Proxy(
+            settings,
+            self.fleet,
+            targets,
+            routes,
+            AffinityRule(affinity.sources, affinity.tenant_header, affinity.prefix_bytes),
+            Router(build_policy(settings), random.Random()),
+            front,
+            self.metrics,
+            self._access_log,
+        )
+        self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
+        self._watch = ModelsWatch(self.fleet, interval_s=settings.models_interval_s)
+        try:
+            await self._open_admin()
+            self._watch.start()
+            await self._watch.first_round(_FIRST_ROUND_S)
+            sweeper.start()
+            host, port = settings.listen_address
+            self.port = await server.listen(host, port, listener_tls)
+        except BaseException:
+            await self.stop(0.0)
+            raise
+
+    async def stop(self, grace_s: float | None = None) -> int:
+        """Accept no more, let running replies finish for `grace_s` seconds (default: the setting), close
+        everything.
+
+        Returns how many connections had to be cut.
+        """
+        dropped = 0
+        if self._server is not None:
+            dropped = await self._server.shut_down(
+                self.settings.timeouts.shutdown_s if grace_s is None else grace_s
+            )
+        if self._watch is not None:
+            await self._watch.stop()
+        for pool in self._pools:
+            await pool.close()
+        if self._sweeper is not None:
+            self._sweeper.stop()
+        if self._admin is not None:
+            await self._admin.cleanup()
+        if self._access_log is not None:
+            self._access_log.close()
+        return dropped
+
+    async def _open_admin(self) -> None:
+        runner = web.AppRunner(build_admin(self.fleet, self.metrics, self.settings), access_log=None)
+        await runner.setup()
+        self._admin = runner
+        host, port = self.settings.admin_address
+        await web.TCPSite(runner, host, port).start()
+        self.admin_port = int(runner.addresses[0][1])
+
+    def _target(self, loop: asyncio.AbstractEventLoop, spec: BackendSpec, limits: Limits) -> Target:
+        pool = BackendPool(loop, spec.name, spec.host, spec.port, _backend_tls(spec), limits)
+        self._pools.append(pool)
+        host = f"[{spec.host}]" if ":" in spec.host else spec.host
+        usual = 443 if spec.scheme == "https" else 80
+        authority = host if spec.port == usual else f"{host}:{spec.port}"
+        credential = f"Authorization: Bearer {spec.api_key}\r\n".encode() if spec.api_key else None
+        return Target(
+            pool, spec.base_path.rstrip("/").encode(), f"Host: {authority}\r\n".encode(), credential
+        )
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT, then shut down gracefully. Returns the process's exit code."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        return uvloop.run(_serve(settings))
+    except (OSError, ConfigError) as exc:
+        print(f"stickyroute: {exc}", file=sys.stderr)
+        return 2
+
+
+async def _serve(settings: Settings) -> int:
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    app = App(settings)
+    await app.start()
+    log.info(
+        "listening on %s (port %d), admin on %s (port %d), %d backends, policy %s",
+        settings.listen, app.port, settings.admin_listen, app.admin_port, len(settings.backends),
+        settings.policy,
+    )  # fmt: skip
+    number = await signals.get()
+    log.info(
+        "%s: finishing running replies, up to %g s", signal.Signals(number).name, settings.timeouts.shutdown_s
+    )
+    stopping = asyncio.create_task(app.stop(), name="stop")
+    again = asyncio.create_task(signals.get(), name="second signal")
+    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    if not stopping.done():
+        log.warning("second signal: cutting what still runs")
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        await app.stop(0.0)
+        return 1
+    dropped = stopping.result()
+    if dropped:
+        log.warning("stopped; %d connections were cut at the limit", dropped)
+    else:
+        log.info("stopped")
+    return 0
+
+
+def _spec(backend: BackendSettings) -> BackendSpec:
+    """A backend of the settings as the fleet wants it."""
+    url = backend.address
+    return BackendSpec(
+        name=backend.name,
+        scheme=url.scheme,
+        host=url.host,
+        port=url.port,
+        base_path=url.base_path,
+        weight=backend.weight,
+        api_key=backend.api_key.get_secret_value() if backend.api_key is not None else None,
+        ca=str(backend.ca) if backend.ca is not None else None,
+        tls_verify=backend.tls_verify,
+        models=backend.models,
+        max_in_flight=backend.max_in_flight,
+    )
+
+
+def _limits(settings: Settings) -> Limits:
+    sizes, times = settings.limits, settings.timeouts
+    return Limits(
+        body_bytes=sizes.body_bytes,
+        head_bytes=sizes.head_bytes,
+        max_connections=sizes.max_connections,
+        pipelined=sizes.pipelined,
+        connect_s=times.connect_s,
+        response_header_s=times.response_header_s,
+        stream_idle_s=times.stream_idle_s,
+        client_head_s=times.client_head_s,
+        client_body_s=times.client_body_s,
+        client_idle_s=times.client_idle_s,
+        client_write_s=times.client_write_s,
+        upstream_idle_s=times.upstream_idle_s,
+    )
+
+
+def _listener_tls(settings: Settings) -> ssl.SSLContext | None:
+    tls = settings.tls
+    if tls is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.cert, tls.key)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(
+            f"tls: cannot load {tls.cert} and {tls.key}: {exc}; give a PEM chain and its key"
+        ) from exc
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _backend_tls(spec: BackendSpec) -> ssl.SSLContext | None:
+    if spec.scheme != "https":
+        return None
+    try:
+        context = ssl.create_default_context(cafile=spec.ca)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"backend {spec.name}: cannot read the CA file {spec.ca}: {exc}") from exc
+    if not spec.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,243 @@
+"""One request's life on the wire: attempts towards backends, then the splice of one reply to the client.
+
+Owns the single end of an exchange: `_end` runs exactly once, whoever ends it. What to do about a busy answer
+or a failed attempt is decided by the subclass (`proxy.Exchange`); this module only knows what is still
+possible.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stickyroute.clock import monotonic
+from stickyroute.http.message import Request, nominated, status_line, without
+from stickyroute.http.tunnel import Tunnel
+
+if TYPE_CHECKING:
+    from stickyroute.http.listener import ClientConnection
+    from stickyroute.http.upstream import UpstreamConnection
+
+# How an exchange ended, as accounted and logged.
+COMPLETE = "complete"
+CLIENT_LEFT = "client_left"
+CLIENT_STALLED = "client_stalled"
+UPSTREAM_DIED = "upstream_died"
+UPSTREAM_SILENT = "upstream_silent"
+REFUSED = "refused"  # answered by the proxy itself
+
+_BODILESS = frozenset({204, 304})
+
+
+class Relay:
+    """Base of an exchange. `head_sent` marks the point of no return: after it, no further attempt is made."""
+
+    __slots__ = (
+        "_chunked",
+        "_fed_before_s",
+        "_heard",
+        "_keep_alive",
+        "_paused",
+        "bytes_out",
+        "client",
+        "first_byte_s",
+        "head_sent",
+        "over",
+        "request",
+        "sent_s",
+        "status",
+        "streams",
+        "upstream",
+    )
+
+    def __init__(self, client: ClientConnection, request: Request) -> None:
+        self.client = client
+        self.request = request
+        self.upstream: UpstreamConnection | None = None
+        self.head_sent = False
+        self.over = False
+        self.status = 0
+        self.streams = False
+        self.bytes_out = 0
+        self.first_byte_s = 0.0
+        self.sent_s = 0.0
+        self._chunked = False
+        self._keep_alive = request.keep_alive
+        self._paused = False
+        self._heard = -1
+        self._fed_before_s = 0.0
+
+    # What the subclass decides.
+
+    def accept(self, status: int) -> bool:
+        """Whether the reply with this status is relayed. False: the subclass has begun another attempt."""
+        raise NotImplementedError
+
+    def failed(self, failure: str) -> None:
+        """An attempt failed and nothing was sent: try again or answer. `failure` is a word of `upstream`."""
+        raise NotImplementedError
+
+    def finished(self, end: str) -> None:
+        """The exchange is over; called once, after the last byte went to the client's transport."""
+        raise NotImplementedError
+
+    def extra_lines(self) -> bytes:
+        """Response fields the proxy adds, complete lines."""
+        raise NotImplementedError
+
+    # Called by the upstream connection.
+
+    def on_interim(self, status: int, lines: list[bytes]) -> None:
+        """A 1xx reply other than 100 and 101: passed on to clients that can read it."""
+        if self.request.minor_version and not self.head_sent:
+            self.client.write(status_line(status, b"") + b"".join(lines) + b"\r\n")
+
+    def on_head(self, upstream: UpstreamConnection) -> None:
+        """The head of a reply arrived: relay it with exactly one framing, or drop it for another attempt."""
+        status = upstream.status
+        if not self.accept(status):
+            return
+        self.head_sent = True
+        self.status = status
+        own, lines = upstream.own, upstream.lines
+        if own:
+            connection = own.get(b"connection")
+            if connection is not None and (names := nominated(connection)):
+                lines = without(lines, names)
+        out = [status_line(status, upstream.reason), *lines]
+        content_type = own.get(b"content-type")
+        cache_control = own.get(b"cache-control")
+        buffering = own.get(b"x-accel-buffering")
+        if content_type is not None:
+            out.append(b"content-type: %b\r\n" % content_type)
+            if content_type.startswith(b"text/event-stream"):
+                # Proxies in front of us (nginx by default) hold streams back unless told not to.
+                self.streams = True
+                cache_control = cache_control or b"no-cache"
+                buffering = buffering or b"no"
+        if cache_control is not None:
+            out.append(b"cache-control: %b\r\n" % cache_control)
+        if buffering is not None:
+            out.append(b"x-accel-buffering: %b\r\n" % buffering)
+        if status == 101:
+            out.append(b"connection: upgrade\r\nupgrade: %b\r\n" % own.get(b"upgrade", b""))
+        else:
+            self._frame(own.get(b"content-length"), out)
+        out.append(self.extra_lines())
+        out.append(b"\r\n")
+        self.client.write(b"".join(out))
+
+    def _frame(self, length: bytes | None, out: list[bytes]) -> None:
+        """Choose the one framing of the reply and whether the client's connection outlives it."""
+        request = self.request
+        keep = self._keep_alive and not self.client.closing
+        if self.status == 204:
+            pass
+        elif length is not None:
+            out.append(b"content-length: %b\r\n" % length)
+        elif self.status in _BODILESS or request.method == b"HEAD":
+            pass
+        elif request.minor_version:
+            self._chunked = True
+            out.append(b"transfer-encoding: chunked\r\n")
+        else:
+            keep = False  # HTTP/1.0 knows only the end of the connection as the end of such a body
+        if not keep:
+            out.append(b"connection: close\r\n")
+        elif not request.minor_version:
+            out.append(b"connection: keep-alive\r\n")
+        self._keep_alive = keep
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the reply's body, decoded from its framing; `data` is never empty."""
+        if not self.bytes_out:
+            self.first_byte_s = monotonic()
+        self.bytes_out += len(data)
+        if self._chunked:
+            self.client.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self.client.write(data)
+
+    def on_end(self) -> None:
+        """The reply is complete, the upstream connection is already free again."""
+        self.upstream = None
+        if self._chunked:
+            self.client.write(b"0\r\n\r\n")
+        self._end(COMPLETE)
+        self.client.response_done(self._keep_alive)
+
+    def on_dropped(self, failure: str) -> None:
+        """The upstream connection failed in the middle of this exchange."""
+        self.upstream = None
+        if not self.head_sent:
+            self.failed(failure)
+            return
+        # The client must see a broken transfer: no final chunk, no `[DONE]`, no second answer.
+        self.client.break_off(abruptly=not self._chunked and not self.request.minor_version)
+        self._end(UPSTREAM_DIED)
+
+    def on_switched(self, upstream: UpstreamConnection) -> None:
+        """The backend agreed to switch protocols (101 is already on its way): from here on only bytes."""
+        self.upstream = None
+        Tunnel.join(self.client, upstream, self)
+
+    # Called by the client connection.
+
+    def client_left(self, end: str = CLIENT_LEFT) -> None:
+        """The client is gone: close the upstream at once, so that the engine aborts."""
+        if self.over:
+            return
+        if self.upstream is not None:
+            self.upstream.abort()
+            self.upstream = None
+        self._end(end)
+
+    def pause(self) -> None:
+        """The client reads slowly: stall this request's upstream, and only it."""
+        self._paused = True
+        if self.upstream is not None:
+            self.upstream.pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self._paused = False
+        if self.upstream is not None:
+            self.upstream.resume()
+
+    def sweep(self, now_s: float) -> None:
+        """Cut a reply that fell silent. A stalled client's upstream is not silent, it is held back by us."""
+        upstream, limits = self.upstream, self.client.limits
+        if upstream is None:
+            return
+        if not self.head_sent:
+            if limits.response_header_s is not None and now_s - self.sent_s > limits.response_header_s:
+                self.upstream = None
+                upstream.abort()
+                self.failed("header_timeout")
+            return
+        if self._paused or upstream.heard != self._heard:
+            self._heard = upstream.heard
+            self._fed_before_s = now_s
+        elif now_s - self._fed_before_s > limits.stream_idle_s:
+            self.upstream = None
+            upstream.abort()
+            self.client.break_off(abruptly=not self._chunked and not self.request.minor_version)
+            self._end(UPSTREAM_SILENT)
+
+    # Endings.
+
+    def answer(self, status: int, body: bytes, lines: bytes = b"") -> None:
+        """End the exchange with a reply of our own; nothing was sent yet."""
+        self.head_sent = True
+        self.status = status
+        self.bytes_out = len(body)
+        self._end(REFUSED)
+        self.client.reply(self.request, status, body, lines + self.extra_lines())
+
+    def tunnel_closed(self) -> None:
+        """Either side of a tunnel ended it."""
+        self._end(COMPLETE)
+
+    def _end(self, end: str) -> None:
+        if not self.over:
+            self.over = True
+            self.finished(end)

@@ -1,0 +1,99 @@
+"""The listening socket and the set of client connections on it: accept, refuse, shut down in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+
+from stickyroute.errors import StickyrouteError
+from stickyroute.http.limits import Limits
+from stickyroute.http.listener import ClientConnection
+from stickyroute.http.message import Request
+from stickyroute.http.sweeper import Sweeper
+
+_BACKLOG = 4096  # the kernel caps it at net.core.somaxconn
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
+
+
+class Server:
+    """Accepts clients for `handler`; `on_refused` words the reply to a request that never became whole."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits,
+        sweeper: Sweeper,
+        handler: Callable[[ClientConnection, Request], None],
+        on_refused: Callable[[ClientConnection, Request, StickyrouteError], None],
+    ) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._sweeper = sweeper
+        self._handler = handler
+        self.reply_refused = on_refused
+        self.connections: set[ClientConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._id_prefix = secrets.token_hex(5).encode()
+        self._ids = 0
+        self.stopping = False
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Start to accept; returns the port (0 lets the system choose one). Raises OSError."""
+        self._server = await self._loop.create_server(
+            lambda: ClientConnection(self, self._limits, self._handler),
+            host,
+            port,
+            ssl=tls,
+            backlog=_BACKLOG,
+            family=socket.AF_INET6 if ":" in host else socket.AF_UNSPEC,
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def make_request_id(self) -> bytes:
+        """A request id unique to this process and, but for a 40-bit collision, among all processes."""
+        self._ids += 1
+        return b"%b%010x" % (self._id_prefix, self._ids)
+
+    def opened(self, connection: ClientConnection) -> None:
+        """A client connected. Past `max_connections` it is told so and closed."""
+        limit = self._limits.max_connections
+        if self.stopping or (limit is not None and len(self.connections) >= limit):
+            connection.write(_FULL)
+            connection.shut()
+            return
+        self.connections.add(connection)
+        self._sweeper.add(connection)
+        self._empty.clear()
+
+    def closed(self, connection: ClientConnection) -> None:
+        """A client connection is gone."""
+        self.connections.discard(connection)
+        self._sweeper.discard(connection)
+        if not self.connections:
+            self._empty.set()
+
+    async def shut_down(self, grace_s: float) -> int:
+        """Accept no more, finish what runs for up to `grace_s` seconds, drop the rest; returns their number."""
+        self.stopping = True
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            connection.shut()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._empty.wait()
+        except TimeoutError:
+            pass
+        left = tuple(self.connections)
+        for connection in left:
+            connection.abort()
+        if left:
+            await asyncio.sleep(0)  # let the transports report their end, so that every exchange is accounted
+        return len(left)

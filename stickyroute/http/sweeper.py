@@ -1,0 +1,59 @@
+"""Time limits without a timer per request: one periodic walk over everything that can be overdue.
+
+Starting and cancelling a loop timer on every request and every chunk costs more than the limits are worth.
+Here the hot path only stores a number; the sweeper looks at it a few times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from stickyroute.clock import monotonic
+
+
+class Sweepable(Protocol):
+    """Something that can be overdue."""
+
+    def sweep(self, now_s: float) -> None:
+        """End, by its own means, whatever is overdue at `now_s`."""
+
+
+class Sweeper:
+    """Calls `sweep(now_s)` on every member each `tick_s` seconds (so a limit is kept to within one tick)."""
+
+    __slots__ = ("_handle", "_loop", "_members", "_tick_s")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tick_s: float) -> None:
+        self._loop = loop
+        self._tick_s = tick_s
+        self._members: set[Sweepable] = set()
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def add(self) -> Callable[[Sweepable], None]:
+        """Start watching a member."""
+        return self._members.add
+
+    @property
+    def discard(self) -> Callable[[Sweepable], None]:
+        """Stop watching a member; unknown ones are fine."""
+        return self._members.discard
+
+    def start(self) -> None:
+        """Begin to tick."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._tick_s, self._tick)
+
+    def stop(self) -> None:
+        """Tick no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _tick(self) -> None:
+        self._handle = self._loop.call_later(self._tick_s, self._tick)
+        now_s = monotonic()
+        for member in tuple(self._members):
+            member.sweep(now_s)

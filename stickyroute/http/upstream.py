@@ -1,0 +1,258 @@
+"""The backend's side of an exchange: an HTTP/1.1 client protocol on httptools, one request at a time.
+
+Owns one connection and the parsing of replies on it. Knows its pool (to give itself back) and its relay (to
+hand over what arrives); it must not know why it was chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from stickyroute.clock import monotonic
+
+if TYPE_CHECKING:
+    from stickyroute.http.pool import BackendPool
+    from stickyroute.http.relay import Relay
+
+from stickyroute.http.message import RESPONSE_OWN
+
+# Words for what can go wrong with an attempt; they are metric labels.
+STALE = "stale"  # a pooled connection closed before a byte of the reply: the backend never saw the request
+DROPPED = "dropped"  # a fresh connection closed before a byte of the reply
+BROKEN = "broken"  # closed inside the head or the body of the reply
+GARBAGE = "garbage"  # not HTTP
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a backend. `own`: the reply's fields that we handle, `lines`: those copied."""
+
+    __slots__ = (
+        "_done",
+        "_eof_ends_body",
+        "_error",
+        "_head_ready",
+        "_in_body",
+        "_keep",
+        "_parser",
+        "_pieces",
+        "_pool",
+        "_relay",
+        "_rest",
+        "_switched",
+        "_transport",
+        "fresh",
+        "heard",
+        "idle_since_s",
+        "lines",
+        "on_body",
+        "own",
+        "reason",
+        "status",
+    )
+
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+        self._relay: Relay | None = None
+        self._transport: asyncio.Transport | None = None
+        self._pieces: list[bytes] = []
+        # Called by the parser for each piece of a body: a C function, so a piece costs no Python frame.
+        self.on_body = self._pieces.append
+        self._parser = httptools.HttpResponseParser(self)
+        self.fresh = True
+        self.idle_since_s = 0.0
+        self.heard = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.reason = b""
+        self.lines: list[bytes] = []
+        self.own: dict[bytes, bytes] = {}
+        self._head_ready = False
+        self._in_body = False
+        self._done = False
+        self._keep = False
+        self._switched = False
+        self._eof_ends_body = False
+        self._error = False
+        self._rest = b""
+        self.heard = 0
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        relay = self._relay
+        if relay is None:  # nobody asked: an idle connection must stay silent
+            self.abort()
+            return
+        self.heard += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._rest = data[upgrade.args[0] :]
+        except httptools.HttpParserError:
+            self._error = not self._done  # what follows a reply that said `Connection: close` is no concern
+        if self._head_ready:
+            self._head_ready = False
+            relay.on_head(self)
+            if self._relay is not relay:
+                return
+            if self._switched:
+                self._relay = None
+                relay.on_switched(self)
+                return
+        pieces = self._pieces
+        if pieces:
+            relay.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            pieces.clear()
+        if self._done:
+            self._finish(relay)
+        elif self._error:
+            self._relay = None
+            self._close()
+            relay.on_dropped(GARBAGE)
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself, connection_lost tells the rest
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        relay, self._relay = self._relay, None
+        self._pool.lost(self)
+        if relay is None:
+            return
+        if self._eof_ends_body and exc is None:
+            relay.on_end()
+        elif self.heard:
+            relay.on_dropped(BROKEN)
+        else:
+            relay.on_dropped(DROPPED if self.fresh else STALE)
+
+    # httptools callbacks: they only record, so that nothing can raise inside the parser.
+
+    def on_status(self, reason: bytes) -> None:
+        self.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:  # trailers: none of ours, and they could contradict the head
+            return
+        lower = name.lower()
+        if lower in RESPONSE_OWN:
+            held = self.own.get(lower)
+            self.own[lower] = value if held is None else held + b", " + value
+        else:
+            self.lines.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        relay = self._relay
+        status = self.status = self._parser.get_status_code()
+        if relay is None:
+            return
+        if status == 101 and relay.request.upgrade:
+            self._switched = self._head_ready = self._in_body = True
+        elif status >= 200:
+            self._head_ready = self._in_body = True
+            own = self.own
+            if relay.request.method == b"HEAD":
+                self._done = True  # llhttp cannot know; whatever follows belongs to no one
+            elif b"content-length" not in own and status not in (204, 304):
+                coding = own.get(b"transfer-encoding")
+                self._eof_ends_body = coding is None or not coding.lower().endswith(b"chunked")
+        elif status == 101 or status < 100:
+            self._error = True
+
+    def on_message_complete(self) -> None:
+        if self._in_body:
+            if not self._done and not self._switched:
+                self._done = True
+                self._keep = self._parser.should_keep_alive()
+            return
+        relay = self._relay
+        if relay is not None and self.status not in (100, 101):
+            relay.on_interim(self.status, self.lines)
+        self.status = 0
+        self.reason = b""
+        self.lines = []
+        self.own = {}
+
+    # Used by the pool and the relay.
+
+    @property
+    def usable(self) -> bool:
+        """Open, silent and free."""
+        return self._transport is not None and not self._transport.is_closing() and self._relay is None
+
+    def start(self, relay: Relay, head: bytes, body: bytes) -> None:
+        """Send a whole request and direct its reply to `relay`."""
+        transport = self._transport
+        assert transport is not None
+        self._reset()
+        self._relay = relay
+        relay.upstream = self
+        if len(body) < 65536:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def pause(self) -> None:
+        """Stop reading; TCP then stalls the backend."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Forget the exchange and drop the connection now."""
+        self._relay = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def discard(self) -> None:
+        """The reply is not wanted: keep the connection if it has already been read whole, else drop it."""
+        relay = self._relay
+        if relay is None:
+            return
+        self._pieces.clear()
+        if self._done:
+            relay.upstream = None
+            self._relay = None
+            self._release()
+        else:
+            self.abort()
+
+    def hand_over(self) -> tuple[asyncio.Transport, bytes]:
+        """Give the transport away (to a tunnel) with the bytes that came after the head."""
+        transport = self._transport
+        assert transport is not None
+        self._transport = None
+        self._pool.lost(self)
+        return transport, self._rest
+
+    def _finish(self, relay: Relay) -> None:
+        self._relay = None
+        self._release()
+        relay.on_end()
+
+    def _release(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        # A reply that came before the request was fully sent leaves bytes that nobody will want.
+        if self._keep and not transport.is_closing() and not transport.get_write_buffer_size():
+            self.fresh = False
+            self.idle_since_s = monotonic()
+            self._pool.give_back(self)
+        else:
+            transport.abort()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

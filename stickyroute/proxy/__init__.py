@@ -1,0 +1,11 @@
+"""One request from its last byte in to its last byte out.
+
+`core` is the path of a proxied request; `front` answers what needs no backend; `exchange` is a request's
+state between its attempts. Bytes and sockets belong to `http`, choices to `routing`, shared state to `fleet`.
+"""
+
+from stickyroute.proxy.core import Proxy
+from stickyroute.proxy.exchange import Exchange, Target
+from stickyroute.proxy.front import Front
+
+__all__ = ["Exchange", "Front", "Proxy", "Target"]

@@ -1,0 +1,272 @@
+"""The path of a proxied request: what is asked, who takes it, send it, relay the reply, account for it.
+
+Nothing here waits: every step runs to its end inside the callback that made it possible.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from stickyroute.accesslog import AccessLog
+from stickyroute.clock import monotonic
+from stickyroute.errors import GatewayTimeout, NoBackend, NotFound, StickyrouteError, UpstreamFailed
+from stickyroute.fleet import Fleet, Pool
+from stickyroute.http.listener import ClientConnection
+from stickyroute.http.message import Request
+from stickyroute.http.pool import CONNECT_FAILURES
+from stickyroute.http.relay import COMPLETE
+from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
+from stickyroute.metrics import Metrics
+from stickyroute.openai.request import Asked, parse
+from stickyroute.openai.routes import Route, RouteTable, Shape
+from stickyroute.proxy.exchange import Exchange, Target
+from stickyroute.proxy.front import Front, problem_body, problem_lines
+from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.retry import RetryBudget
+from stickyroute.routing.router import Router
+from stickyroute.settings import Settings
+
+_UNREAD = Asked(None, False, None)
+_CREDENTIALS = (b"authorization", b"x-api-key")
+# A backend that answers so is full or starting up, and has not begun to work on the request.
+_BUSY = frozenset({429, 503})
+
+
+class Proxy:
+    """Handles every request of the public port; `targets` are the fleet's backends by slot."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        targets: Sequence[Target],
+        routes: RouteTable,
+        affinity: AffinityRule,
+        router: Router,
+        front: Front,
+        metrics: Metrics,
+        access_log: AccessLog | None,
+    ) -> None:
+        self._fleet = fleet
+        self._targets = targets
+        self._routes = routes
+        self._affinity = affinity
+        self._router = router
+        self._front = front
+        self._metrics = metrics
+        self._access_log = access_log
+        self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
+        self._retries_max = settings.retries.max
+        self._max_in_flight = settings.limits.max_in_flight
+        self._strict_models = settings.strict_models
+        self._strict_json = settings.strict_json
+        self._show_decision = settings.response_headers
+        self.in_flight = 0
+
+    # One request.
+
+    def handle(self, client: ClientConnection, request: Request) -> None:
+        """Answer a whole request here, or begin to proxy it."""
+        route = self._routes.match(request.method, request.path)
+        try:
+            if route is None:
+                self._front.off_the_map(client, request)
+                return
+            tenant = self._front.tenant(request)
+            if self._front.answers(client, request, route):
+                return
+            began_s = monotonic()
+            asked = self._read(route, request)
+            pool = self._pool_for(route, asked)
+            keys = self._affinity.keys(request.headers, route.shape, asked, tenant)
+            self._admit()
+        except StickyrouteError as problem:
+            self._front.refuse(client, request, problem, route)
+            return
+        exchange = client.relay = Exchange(self, client, request, route, pool, keys)
+        self.in_flight += 1
+        self._budget.record_request()
+        self._attempt(exchange)
+        self._metrics.decision_time(exchange.sent_s - began_s)
+
+    def _attempt(self, exchange: Exchange) -> None:
+        """Choose a backend not tried yet and send the request there, or answer that there is none."""
+        while True:
+            decision = self._router.route(exchange.keys, exchange.pool.view, exchange.tried)
+            exchange.sent_s = monotonic()
+            if decision is None:
+                self._give_up(exchange)
+                return
+            exchange.tried.append(decision.slot)
+            exchange.lease = self._fleet.lease(decision.slot)
+            if exchange.lease is not None:
+                break
+        exchange.slot = decision.slot
+        exchange.reason = decision.reason
+        exchange.attempts += 1
+        self._send(exchange, fresh=False)
+
+    def _send(self, exchange: Exchange, *, fresh: bool) -> None:
+        target = self._targets[exchange.slot]
+        target.pool.send(exchange, self._head(exchange, target), exchange.request.body, fresh=fresh)
+
+    def _head(self, exchange: Exchange, target: Target) -> bytes:
+        """The request head for a backend: the client's end-to-end fields as they came, and our own."""
+        request = exchange.request
+        headers = request.headers
+        parts = [
+            b"%b %b%b HTTP/1.1\r\n" % (request.method, target.base_path, request.target),
+            target.host_line,
+            *request.lines,
+            exchange.client.forwarded_for(headers.get(b"x-forwarded-for")),
+            b"x-request-id: %b\r\n" % request.request_id,
+        ]
+        host = headers.get(b"host")
+        if host is not None:
+            parts.append(b"X-Forwarded-Host: %b\r\n" % host)
+        if target.credential is not None:
+            parts.append(target.credential)
+        elif not self._front.gateway_keys:
+            parts += [b"%b: %b\r\n" % (name, headers[name]) for name in _CREDENTIALS if name in headers]
+        body = request.body
+        if body or b"content-length" in headers or b"transfer-encoding" in headers:
+            parts.append(b"content-length: %d\r\n" % len(body))
+        parts.append(b"connection: upgrade\r\nupgrade: websocket\r\n\r\n" if request.upgrade else b"\r\n")
+        return b"".join(parts)
+
+    # What becomes of an attempt.
+
+    def wants(self, exchange: Exchange, status: int) -> bool:
+        """Whether a reply is relayed; a busy answer is not while somebody else may take the request."""
+        if status in _BUSY and self._again(exchange, "busy"):
+            return False
+        if not self._fleet.available[exchange.slot]:
+            self._fleet.record_reachable(exchange.slot)
+        return True
+
+    def attempt_failed(self, exchange: Exchange, failure: str) -> None:
+        """Nothing was sent to the client yet: go on where that is safe, else say what happened."""
+        if failure == STALE:
+            # The pooled connection had been closed at the other end; the backend itself may be well.
+            self._metrics.retries(STALE)
+            self._send(exchange, fresh=True)
+            return
+        self._metrics.upstream_failures(self._fleet.backends[exchange.slot].name, failure)
+        if failure in CONNECT_FAILURES:
+            self._fleet.record_refused(exchange.slot, monotonic(), random.random())
+            self._targets[exchange.slot].pool.close_idle()
+            # Nothing was sent, so the next one is tried freely: each failure takes a backend out of the
+            # choice.
+            self._metrics.retries(failure)
+            exchange.release()
+            self._attempt(exchange)
+        elif failure in (BROKEN, GARBAGE):
+            self._answer(exchange, UpstreamFailed("the backend broke off its reply"))
+        elif failure == "header_timeout":
+            # Never tried again for slowness alone: the engine may be running it.
+            self._answer(exchange, GatewayTimeout("the backend did not begin to reply in time"))
+        elif not self._again(exchange, failure):
+            self._answer(exchange, UpstreamFailed("the backend closed the connection without a reply"))
+
+    def _again(self, exchange: Exchange, kind: str) -> bool:
+        """Drop the attempt at hand for a further one, if limit, budget and fleet allow it."""
+        if exchange.attempts > self._retries_max or exchange.request.upgrade:
+            return False
+        if self._router.route(exchange.keys, exchange.pool.view, exchange.tried) is None:
+            return False
+        if not self._budget.try_spend():
+            return False
+        self._metrics.retries(kind)
+        if exchange.upstream is not None:
+            exchange.upstream.discard()
+            exchange.upstream = None
+        exchange.release()
+        self._attempt(exchange)
+        return True
+
+    def _give_up(self, exchange: Exchange) -> None:
+        wait_s = max(1.0, self._fleet.next_retry_s(monotonic()))
+        self._answer(exchange, NoBackend("no backend can take this request now", retry_after_s=wait_s))
+
+    def _answer(self, exchange: Exchange, problem: StickyrouteError) -> None:
+        exchange.answer(problem.status, problem_body(exchange.route, problem), problem_lines(problem))
+
+    def reply_lines(self, exchange: Exchange) -> bytes:
+        """Response fields that every reply of an exchange carries."""
+        lines = b"x-request-id: %b\r\n" % exchange.request.request_id
+        if self._show_decision and exchange.slot >= 0:
+            name = self._fleet.backends[exchange.slot].name.encode("latin-1", "replace")
+            lines += b"x-stickyroute-backend: %b\r\n" % name
+            lines += b"x-stickyroute-reason: %b\r\n" % exchange.reason.encode()
+        if self._front.allow_origins:
+            lines += self._front.cors(exchange.request)
+        return lines
+
+    def account(self, exchange: Exchange, end: str) -> None:
+        """The one place where an exchange ends: lease, counters, log."""
+        exchange.release()
+        self.in_flight -= 1
+        request = exchange.request
+        duration_s = monotonic() - request.started_s
+        backend = self._fleet.backends[exchange.slot].name if exchange.slot >= 0 else ""
+        ttft_s = None
+        if exchange.streams and exchange.first_byte_s:
+            ttft_s = exchange.first_byte_s - request.started_s
+        template, pool = exchange.route.template, exchange.pool.label
+        sizes = request.wire_bytes, exchange.bytes_out
+        self._metrics.record(
+            pool, backend, template, exchange.status, exchange.reason, ttft_s, duration_s, *sizes
+        )
+        if end is not COMPLETE:
+            if end.startswith("client"):
+                self._metrics.client_disconnects += 1
+            elif end.startswith("upstream"):
+                self._metrics.upstream_failures(backend, end)
+        if self._access_log is not None:
+            self._access_log.write(
+                request_id=request.request_id,
+                peer=exchange.client.peer,
+                method=request.method,
+                route=template,
+                pool=pool,
+                key=exchange.keys.affinity,
+                key_source=exchange.keys.source,
+                backend=backend,
+                reason=exchange.reason,
+                attempts=exchange.attempts,
+                status=exchange.status,
+                ttft_s=ttft_s,
+                duration_s=duration_s,
+                bytes_in=request.wire_bytes,
+                bytes_out=exchange.bytes_out,
+                end=end,
+            )
+
+    # Before a request is proxied.
+
+    def _read(self, route: Route, request: Request) -> Asked:
+        """What the body asks for. On opaque routes it is read only if the model decides between pools."""
+        if route.shape is not Shape.OPAQUE:
+            return parse(route.shape, request.body, self._strict_json)
+        kind = request.headers.get(b"content-type", b"")
+        if self._fleet.many_pools and kind.startswith(b"application/json"):
+            return parse(route.shape, request.body, False)
+        return _UNREAD
+
+    def _pool_for(self, route: Route, asked: Asked) -> Pool:
+        fleet, model = self._fleet, asked.model
+        pool = fleet.pool(model)
+        if pool is None:
+            if self._strict_models and route.shape is not Shape.OPAQUE:
+                name = model if model is None or len(model) <= 100 else model[:100] + "..."
+                raise NotFound(f"The model `{name}` does not exist.", code="model_not_found", param="model")
+            pool = fleet.pool(None)
+        if pool is None:
+            raise NoBackend("no backend is configured", retry_after_s=1.0)
+        return pool
+
+    def _admit(self) -> None:
+        limit = self._max_in_flight
+        if limit is not None and self.in_flight >= limit:
+            raise NoBackend("too many requests in flight", code="over_capacity", retry_after_s=1.0)

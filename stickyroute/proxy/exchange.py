@@ -1,0 +1,87 @@
+"""One proxied request between its attempts: route, keys, who was tried, the lease it holds.
+
+Owns no decision: each hook of the relay goes to the `Core` that made the exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from stickyroute.fleet import Lease, Pool
+from stickyroute.http.listener import ClientConnection
+from stickyroute.http.message import Request
+from stickyroute.http.pool import BackendPool
+from stickyroute.http.relay import Relay
+from stickyroute.openai.routes import Route
+from stickyroute.routing.keys import RequestKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One backend as the request path needs it: its connections and the fixed part of a request head."""
+
+    pool: BackendPool
+    base_path: bytes
+    host_line: bytes
+    credential: bytes | None  # a whole Authorization line, or None to pass the client's on
+
+
+class Core(Protocol):
+    """What an exchange asks of the proxy."""
+
+    def wants(self, exchange: Exchange, status: int) -> bool:
+        """Whether the reply with this status is relayed; False when another attempt has begun."""
+
+    def attempt_failed(self, exchange: Exchange, failure: str) -> None:
+        """An attempt ended before anything was sent to the client."""
+
+    def account(self, exchange: Exchange, end: str) -> None:
+        """The exchange is over."""
+
+    def reply_lines(self, exchange: Exchange) -> bytes:
+        """Response fields to add."""
+
+
+class Exchange(Relay):
+    """State of one proxied request. `slot` is the backend of the current attempt, -1 before the first."""
+
+    __slots__ = ("_core", "attempts", "keys", "lease", "pool", "reason", "route", "slot", "tried")
+
+    def __init__(
+        self,
+        core: Core,
+        client: ClientConnection,
+        request: Request,
+        route: Route,
+        pool: Pool,
+        keys: RequestKeys,
+    ) -> None:
+        super().__init__(client, request)
+        self._core = core
+        self.route = route
+        self.pool = pool
+        self.keys = keys
+        self.tried: list[int] = []
+        self.attempts = 0
+        self.lease: Lease | None = None
+        self.slot = -1
+        self.reason = ""
+
+    def accept(self, status: int) -> bool:
+        return self._core.wants(self, status)
+
+    def failed(self, failure: str) -> None:
+        self._core.attempt_failed(self, failure)
+
+    def finished(self, end: str) -> None:
+        self._core.account(self, end)
+
+    def extra_lines(self) -> bytes:
+        return self._core.reply_lines(self)
+
+    def release(self) -> None:
+        """Give the lease back, if one is held."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.release()
