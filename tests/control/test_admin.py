@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from stickyroute.fleet import Fleet
 
 from stickyroute import __version__
 from stickyroute.control import build_admin
+from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.metrics import Metrics
 from stickyroute.settings import Settings
 
@@ -40,23 +40,32 @@ class Admin:
             return reply.status, orjson.loads(await reply.read())
 
 
+def spec(name: str, base_path: str, weight: int, models: tuple[str, ...] | None) -> BackendSpec:
+    return BackendSpec(
+        name=name,
+        scheme="http",
+        host="127.0.0.1",
+        port=8000,
+        base_path=base_path,
+        weight=weight,
+        api_key=ENGINE_KEY,
+        ca=None,
+        tls_verify=True,
+        models=models,
+        max_in_flight=None,
+    )
+
+
 @pytest.fixture
 async def admin() -> AsyncIterator[Admin]:
     settings = Settings(
-        backends=[
-            {
-                "name": "a",
-                "url": "http://127.0.0.1:1/base",
-                "weight": 3,
-                "api_key": ENGINE_KEY,
-                "models": ["m1"],
-            },
-            {"name": "b", "url": "http://127.0.0.1:2", "weight": 1},
-        ],
+        backends=[{"name": "a", "url": "http://127.0.0.1:1", "api_key": ENGINE_KEY}],
         api_keys=[{"name": "somebody", "key": GATEWAY_KEY}],
         policy="bounded_ring",
     )
-    fleet = Fleet([backend.spec() for backend in settings.backends], settings.ring.vnodes)
+    fleet = Fleet(
+        [spec("a", "/base", weight=3, models=("m1",)), spec("b", "", weight=1, models=None)], vnodes=160
+    )
     metrics = Metrics(fleet, __version__)
     runner = web.AppRunner(build_admin(fleet, metrics, settings), access_log=None)
     await runner.setup()
@@ -99,7 +108,7 @@ async def test_fleet_shows_each_backend(admin: Admin) -> None:
     assert shown["policy"] == "bounded_ring"
     assert shown["uptime_s"] >= 0
     a, b = shown["backends"]
-    assert (a["name"], a["url"], a["weight"], a["models"]) == ("a", "http://127.0.0.1:1/base", 3, ["m1"])
+    assert (a["name"], a["url"], a["weight"], a["models"]) == ("a", "http://127.0.0.1:8000/base", 3, ["m1"])
     assert (a["available"], a["in_flight"]) == (True, 1)
     assert (b["name"], b["available"], b["in_flight"], b["models"]) == ("b", False, 0, None)
     lease.release()

@@ -10,6 +10,15 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+
+@dataclass
+class RawEngine:
+    """A running raw server and the heads of the requests it got."""
+
+    port: int
+    asked: list[bytes] = field(default_factory=list)
+
+
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -39,11 +48,6 @@ def fixed(body: bytes | str, status: int = 200, headers: dict[str, str] | None =
     return answer
 
 
-async def hang(request: web.Request) -> web.Response:
-    await asyncio.Event().wait()
-    raise AssertionError("never reached")
-
-
 @asynccontextmanager
 async def engine(
     answer: Answer, *, path: str = "/v1/models", tls: ssl.SSLContext | None = None, port: int = 0
@@ -68,17 +72,22 @@ async def engine(
 
 
 @asynccontextmanager
-async def raw_engine(reply: bytes) -> AsyncIterator[Engine]:
-    """Answer each connection with these bytes once its request has come, then close."""
+async def raw_engine(reply: bytes | None) -> AsyncIterator[RawEngine]:
+    """Answer each connection with these bytes once its request has come, then close; None: never answer."""
+    running = RawEngine(port=0)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(reply)
-            await writer.drain()
+            running.asked.append(await reader.readuntil(b"\r\n\r\n"))
+            if reply is None:
+                await reader.read()  # until the other side gives up
+            else:
+                writer.write(reply)
+                await writer.drain()
         finally:
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    running.port = server.sockets[0].getsockname()[1]
     async with server:
-        yield Engine(port=server.sockets[0].getsockname()[1])
+        yield running

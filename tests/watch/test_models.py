@@ -13,12 +13,12 @@ from typing import Any
 
 import orjson
 import pytest
-from stickyroute.fleet import BackendSpec, Fleet
 
 from stickyroute.errors import ConfigError
+from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.watch import models as watch_models
 from stickyroute.watch.models import ModelsWatch
-from tests.watch.engines import engine, fixed, hang, models, raw_engine
+from tests.watch.engines import engine, fixed, models, raw_engine
 
 NEVER_S = 3600.0
 DATA = Path(__file__).parent / "data"
@@ -233,7 +233,7 @@ async def test_a_name_that_does_not_resolve_counts_as_unreachable() -> None:
 
 
 async def test_slowness_alone_changes_nothing() -> None:
-    async with engine(hang) as running:
+    async with raw_engine(None) as running:
         fleet = fleet_of(spec("a", running.port))
         async with watching(fleet, timeout_s=0.05) as watch:
             assert await watch.first_round(30.0)
@@ -243,7 +243,7 @@ async def test_slowness_alone_changes_nothing() -> None:
 
 async def test_a_hung_backend_delays_no_other() -> None:
     """The hung one holds its single question for the whole test; the other is asked again meanwhile."""
-    async with engine(hang) as hung, engine(models("llama")) as well:
+    async with raw_engine(None) as hung, engine(models("llama")) as well:
         fleet = fleet_of(spec("hung", hung.port), spec("well", well.port))
         async with watching(fleet, interval_s=0.01) as watch:
             await until(lambda: len(well.asked) >= 5)
@@ -253,7 +253,7 @@ async def test_a_hung_backend_delays_no_other() -> None:
 
 
 async def test_stop_ends_every_task_and_question() -> None:
-    async with engine(hang) as hung:
+    async with raw_engine(None) as hung:
         fleet = fleet_of(spec("hung", hung.port), spec("gone", unused_port()))
         watch = ModelsWatch(fleet, interval_s=NEVER_S)
         watch.start()
