@@ -164,7 +164,7 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
-    signals: asyncio.Queue[int] = asyncio.Queue()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     app = App(settings)
@@ -175,9 +175,7 @@ async def _serve(settings: Settings) -> int:
         settings.policy,
     )  # fmt: skip
     number = await signals.get()
-    log.info(
-        "%s: finishing running replies, up to %g s", signal.Signals(number).name, settings.timeouts.shutdown_s
-    )
+    log.info("%s: finishing running replies, up to %g s", number.name, settings.timeouts.shutdown_s)
     stopping = asyncio.create_task(app.stop(), name="stop")
     again = asyncio.create_task(signals.get(), name="second signal")
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)

@@ -80,7 +80,7 @@ class Server:
             self._empty.set()
 
     async def shut_down(self, grace_s: float) -> int:
-        """Accept no more, finish what runs for up to `grace_s` seconds, drop the rest; returns their number."""
+        """Accept no more, finish what runs for `grace_s` seconds at most, drop the rest; returns how many."""
         self.stopping = True
         if self._server is not None:
             self._server.close()
