@@ -1,0 +1,14 @@
+"""The backends and what is known of them right now: the only shared mutable state.
+
+Owns leases, reachability, models, and the pools they make. Its methods never await, so each is atomic on the
+event loop; time and jitter are arguments. Knows nothing of requests, sockets or policies.
+"""
+
+from __future__ import annotations
+
+from stickyroute.fleet.fleet import Fleet
+from stickyroute.fleet.lease import Lease
+from stickyroute.fleet.pools import Pool
+from stickyroute.fleet.spec import Backend, BackendSpec
+
+__all__ = ["Backend", "BackendSpec", "Fleet", "Lease", "Pool"]

@@ -1,0 +1,18 @@
+"""What a policy answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Decision"]
+
+
+class Decision(NamedTuple):
+    """The backend in `slot` takes the request. A named tuple: frozen, slotted, and cheaper than a dataclass.
+
+    `reason` is one of: home, spill (home is at its bound), failover (home is unavailable or was tried),
+    no_key, least_loaded, power_of_two, round_robin, random.
+    """
+
+    slot: int
+    reason: str

@@ -1,0 +1,34 @@
+"""Consistent hashing alone: a key's home, whatever its load."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from stickyroute.routing.decision import Decision
+from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.policies.base import Policy, Rand, by_load, last_resort
+from stickyroute.routing.view import FleetView
+
+__all__ = ["RingOnly"]
+
+
+class RingOnly(Policy):
+    """Home, or the next on the ring if home is unavailable or was tried. Without a key, the least loaded."""
+
+    __slots__ = ()
+    name = "ring"
+
+    def choose(
+        self, keys: RequestKeys, view: FleetView, tried: Collection[int], rand: Rand
+    ) -> Decision | None:
+        key = keys.affinity
+        if key is None:
+            return by_load(view, tried, "no_key")
+        slots, available = view.slots, view.available
+        reason = "home"
+        for member in view.ring.walk(key):
+            slot = slots[member]
+            if available[slot] and slot not in tried:
+                return Decision(slot, reason)
+            reason = "failover"
+        return last_resort(view, tried, "failover")

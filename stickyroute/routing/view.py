@@ -1,0 +1,125 @@
+"""What a policy sees of a pool: its ring and the live state of its members.
+
+Owns how members map to the fleet's slots, and the turn of each member. The arrays are the fleet's own:
+policies read them and never write them. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, MutableSequence, Sequence
+from operator import itemgetter
+
+from stickyroute.routing.ring import Ring
+
+__all__ = ["FleetView"]
+
+
+class FleetView:
+    """One pool. Member i of `ring` is the backend in slot `slots[i]` and has `weights[i]`.
+
+    `in_flight` (requests) and `available` (0 or 1) are indexed by slot. `placed` are the members with a
+    weight; the others serve only when none of those can. `credits` belongs to `take_turn` alone; it lives
+    here so that every set of candidates has a rotation of its own, and loses it together with its ring.
+    """
+
+    __slots__ = (
+        "_read_loads",
+        "available",
+        "credits",
+        "in_flight",
+        "placed",
+        "ring",
+        "slots",
+        "total_weight",
+        "unplaced",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        ring: Ring,
+        slots: Sequence[int],
+        weights: Sequence[int],
+        in_flight: MutableSequence[int],
+        available: bytearray,
+    ) -> None:
+        if not len(ring.members) == len(slots) == len(weights):
+            raise ValueError("ring, slots and weights must tell of the same members")
+        self.ring = ring
+        self.slots = tuple(slots)
+        self.weights = tuple(weights)
+        self.in_flight = in_flight
+        self.available = available
+        self.placed = tuple(member for member, weight in enumerate(weights) if weight)
+        self.unplaced = tuple(member for member, weight in enumerate(weights) if not weight)
+        self.total_weight = sum(weights)
+        self.credits = [0] * len(self.slots)
+        self._read_loads = _reader([self.slots[member] for member in self.placed])
+
+    def totals(self) -> tuple[int, int]:
+        """Requests in flight on, and weight of, the members that have a weight and are available."""
+        available = self.available
+        if 0 not in available:
+            return sum(self._read_loads(self.in_flight)), self.total_weight
+        requests = weight = 0
+        for member in self.placed:
+            slot = self.slots[member]
+            if available[slot]:
+                requests += self.in_flight[slot]
+                weight += self.weights[member]
+        return requests, weight
+
+    def usable(self, tried: Collection[int]) -> Sequence[int]:
+        """The members with a weight that are available and whose slot is not in `tried`."""
+        available = self.available
+        if not tried and 0 not in available:
+            return self.placed
+        slots = self.slots
+        return [member for member in self.placed if available[slots[member]] and slots[member] not in tried]
+
+    def least_loaded(self, members: Sequence[int]) -> Sequence[int]:
+        """Those of `members` (all with a weight) that have the fewest requests in flight for their weight."""
+        slots, weights, in_flight = self.slots, self.weights, self.in_flight
+        least = -1.0
+        found: list[int] = []
+        for member in members:
+            load = in_flight[slots[member]] / weights[member]
+            if load < least or not found:
+                least = load
+                found = [member]
+            elif load == least:
+                found.append(member)
+        return found
+
+    def take_turn(self, members: Sequence[int]) -> int:
+        """The next of `members` in rotation, each as often as it weighs (nginx's smooth round robin)."""
+        if len(members) == 1:
+            return members[0]
+        turns, weights = self.credits, self.weights
+        paid = 0
+        best = members[0]
+        most = None
+        for member in members:
+            weight = weights[member]
+            paid += weight
+            turns[member] += weight
+            if most is None or turns[member] > most:
+                most = turns[member]
+                best = member
+        turns[best] -= paid
+        return best
+
+    def last_resort(self, tried: Collection[int]) -> int | None:
+        """The least loaded available member without a weight, for when no other can serve."""
+        slots, in_flight = self.slots, self.in_flight
+        left = [m for m in self.unplaced if self.available[slots[m]] and slots[m] not in tried]
+        return min(left, key=lambda member: in_flight[slots[member]]) if left else None
+
+
+def _reader(slots: list[int]) -> Callable[[MutableSequence[int]], tuple[int, ...]]:
+    """Reads the loads of `slots` in one step of C."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    if not slots:
+        return lambda loads: ()
+    return lambda loads: (loads[slots[0]],)
