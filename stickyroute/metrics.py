@@ -14,7 +14,6 @@ from __future__ import annotations
 import platform
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -26,8 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from stickyroute.fleet import Fleet
+from stickyroute.fleet import Fleet
 
 __all__ = ["NONE", "OTHER", "Metrics"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -18,11 +18,9 @@ from prometheus_client.registry import Collector
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
-
-if TYPE_CHECKING:
-    from stickyroute.fleet import Fleet
-    from stickyroute.metrics import Metrics
-    from stickyroute.settings import Settings
+from stickyroute.fleet import Fleet
+from stickyroute.metrics import Metrics
+from stickyroute.settings import Settings
 
 __all__ = ["build_admin"]
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import orjson
@@ -21,10 +21,8 @@ from yarl import URL
 from stickyroute import __version__
 from stickyroute.clock import monotonic
 from stickyroute.errors import ConfigError
+from stickyroute.fleet import Backend, BackendSpec, Fleet
 from stickyroute.watch.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from stickyroute.fleet import Backend, BackendSpec, Fleet
 
 __all__ = ["ModelsWatch"]
 
