@@ -30,7 +30,7 @@ BOUNDED_RING_LOAD_FACTOR: Final = (
     1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
 )
 BOUNDED_RING_FLOOR: Final = 2  # requests: with next to no load, a second request is no reason to leave home
-RING_VNODES: Final = 160  # per unit of weight: keeps the share of equal backends within about 10 %
+RING_VNODES: Final = 512  # per unit of weight: keeps the shares of equal backends within about 10 %
 BACKEND_WEIGHT: Final = 1
 
 LIMIT_BODY_BYTES: Final = 64 * 1024 * 1024  # images travel inside the body as base64
