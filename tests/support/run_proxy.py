@@ -1,0 +1,184 @@
+"""Starts stickyroute for a test: in this process, or as a process of its own.
+
+Owns the start, the stop and the ports. `RunningProxy.metrics()` is what a scrape of the admin port says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from stickyroute.app import App
+from stickyroute.settings import Settings
+from tests.support.fake_backend import FakeBackend
+from tests.support.raw_client import RawClient, Response, request
+
+ROOT = Path(__file__).parents[2]
+Backends = Iterable[FakeBackend | dict[str, Any] | str]
+
+
+class Samples:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def sum(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name whose labels include these."""
+        return sum(s.value for s in self._samples if s.name == name and labels.items() <= s.labels.items())
+
+
+class Proxy:
+    """A running proxy, known by its two ports."""
+
+    host = "127.0.0.1"
+    port: int
+    admin_port: int
+
+    async def client(self, **options: Any) -> RawClient:
+        """A new connection to the public port."""
+        return await RawClient.connect(self.port, self.host, **options)
+
+    async def ask(self, body: bytes | None = None, **options: Any) -> Response:
+        """One request on a connection of its own."""
+        async with await self.client() as client:
+            return await client.ask(
+                request(body, **options), method=options.get("method", "POST"), minor=options.get("minor", 1)
+            )
+
+    async def admin(self, path: str) -> Response:
+        """A GET on the admin port."""
+        async with await RawClient.connect(self.admin_port) as client:
+            return await client.ask(
+                request(method="GET", path=path, headers={"Connection": "close"}), method="GET"
+            )
+
+    async def metrics(self) -> Samples:
+        """What a scrape says now."""
+        return Samples((await self.admin("/metrics")).body.decode())
+
+    async def in_flight(self) -> float:
+        return (await self.metrics()).sum("stickyroute_backend_in_flight")
+
+    async def until_metrics(self, true: Callable[[Samples], object], timeout_s: float = 10) -> Samples:
+        """Scrape until `true` holds."""
+        async with asyncio.timeout(timeout_s):
+            while not true(samples := await self.metrics()):
+                await asyncio.sleep(0.01)
+        return samples
+
+    async def settled(self) -> None:
+        """Wait until nothing is in flight."""
+        await self.until_metrics(lambda samples: samples.sum("stickyroute_backend_in_flight") == 0)
+
+
+class RunningProxy(Proxy):
+    """In this process: `app` is at hand."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.port = app.port
+        self.admin_port = app.admin_port
+
+
+def entry(backend: FakeBackend | dict[str, Any] | str) -> dict[str, Any] | str:
+    return backend.settings() if isinstance(backend, FakeBackend) else backend
+
+
+@asynccontextmanager
+async def run_proxy(backends: Backends, **settings: Any) -> AsyncIterator[RunningProxy]:
+    """A proxy in front of `backends` on free ports of 127.0.0.1; `settings` as in the configuration file."""
+    values = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}
+    app = App(Settings(backends=[entry(backend) for backend in backends], **values))
+    await app.start()
+    try:
+        yield RunningProxy(app)
+    finally:
+        await app.stop(0.0)
+
+
+class ServeProcess(Proxy):
+    """`stickyroute serve` as a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._started = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(), name="stderr of stickyroute")
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        while line := await self.process.stderr.readline():
+            self.lines.append(line.decode().rstrip())
+            found = re.search(r"listening on .*port (\d+)\D.*admin on .*port (\d+)", self.lines[-1])
+            if found:
+                self.port, self.admin_port = int(found[1]), int(found[2])
+                self._started.set()
+        self._started.set()
+
+    async def started(self, timeout_s: float = 20) -> None:
+        async with asyncio.timeout(timeout_s):
+            await self._started.wait()
+        assert hasattr(self, "port"), "did not start:\n" + "\n".join(self.lines)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self, timeout_s: float = 20) -> int:
+        """Wait for the process to end by itself."""
+        async with asyncio.timeout(timeout_s):
+            code = await self.process.wait()
+            await self._reading
+        return code
+
+    async def close(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        await self._reading
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory now."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@asynccontextmanager
+async def serve_process(backends: Backends, *arguments: str, env: dict[str, str] | None = None) -> AsyncIterator[ServeProcess]:
+    """`stickyroute serve` in front of `backends`, started as an operator would."""
+    named = [
+        f"{b['name']}={b['url']}" if isinstance(b, dict) else str(b) for b in (entry(backend) for backend in backends)
+    ]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "stickyroute",
+        "serve",
+        "--listen=127.0.0.1:0",
+        "--admin-listen=127.0.0.1:0",
+        *(f"--backend={backend}" for backend in named),
+        *arguments,
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+    )
+    serve = ServeProcess(process)
+    try:
+        await serve.started()
+        yield serve
+    finally:
+        await serve.close()
