@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from stickyroute.settings.addresses import parse_backend_url, split_host_port
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}|\[[0-9a-f:.%]+\]:\d+[A-Za-z0-9._:/@-]*")
+_NAME = re.compile(r"[!#-\[\]-~]{1,128}")  # printable ASCII without space, quote, backslash
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BODY_FIELD = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
@@ -121,7 +121,7 @@ def _key(value: SecretStr) -> SecretStr:
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(
-            "must be up to 128 letters, digits and . _ : / @ - (it is a metric label and a header value)"
+            "must be up to 128 printable ASCII characters without spaces, quotes and backslashes"
         )
     return value
 

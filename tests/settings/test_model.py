@@ -99,6 +99,16 @@ def test_somebody_must_be_served() -> None:
     assert "backends" in refused(backends=[])
 
 
+@pytest.mark.parametrize("name", ["gpu-1", "[::1]:80", "rack=3/gpu", "a" * 128])
+def test_a_name(name: str) -> None:
+    assert Settings(backends=[{"name": name, "url": "http://a"}]).backends[0].name == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\\b", "a\nb", "naïve", "a" * 129])
+def test_a_wrong_name_is_refused(name: str) -> None:
+    assert "backends.0.name" in refused(backends=[{"name": name, "url": "http://a"}])
+
+
 def test_two_backends_differ_in_name_and_url() -> None:
     assert "backends[0].name" in refused(
         backends=[{"name": "a", "url": "http://x"}, {"name": "a", "url": "http://y"}]
