@@ -51,11 +51,13 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "stickyroute needs Python 3.11 or newer; none was found (set PYTHON=...)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp per set of extras, so that `make demo` waits for no test or lint package.
+# One stamp for each extra, so that `make demo` waits for no test or lint package. Installing some extras installs
+# the core with them, so their stamps are set together.
+COMMA := ,
 $(VENV)/.with-core: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.with-%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
-	@touch $@
+	@touch $@ $(VENV)/.with-core $(addprefix $(VENV)/.with-,$(subst $(COMMA), ,$*))
