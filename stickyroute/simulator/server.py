@@ -1,0 +1,309 @@
+"""Simulated engines as HTTP servers: many of them, each on a port of its own, in one process and one event
+loop.
+
+Owns the tie between real time and the engines' clocks, which requests go to which engine, and how an engine
+dies. What is said lies in `routes` and the replies.
+
+An engine's clock is the loop's, times its `speedup`, since its start. A timer fires when the running step is
+over by that clock; whatever is late is caught up in one go, so lateness delays bytes but never bends the
+simulated time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from stickyroute.simulator.asks import Ask, Reader, Refused
+from stickyroute.simulator.cache import BlockCache
+from stickyroute.simulator.config import EngineConfig
+from stickyroute.simulator.engine import Engine, StepDone
+from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
+from stickyroute.simulator.generation import Choice, Generation
+from stickyroute.simulator.keys import block_keys
+from stickyroute.simulator.observed import Observed
+from stickyroute.simulator.replies import Reply, Usage
+from stickyroute.simulator.routes import Routes
+from stickyroute.simulator.tokens import load_tokenizer
+from stickyroute.simulator.wire import Connection, Date, Request
+
+_IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
+
+
+class RunningEngine:
+    """One engine behind one port. Made by `serve_engines`.
+
+    `engine` is the state machine inside, `lateness_s` the worst delay of a step in real seconds, and
+    `behind_s` how far the last finished step lay behind the clock.
+    """
+
+    def __init__(self, config: EngineConfig, host: str, date: Date) -> None:
+        self.config = config
+        self.host = host
+        self.port = 0
+        self.faults = Faults()
+        self.tokenizer = load_tokenizer(config.tokenizer)
+        self.reader = Reader(config, self.tokenizer)
+        self.lateness_s = 0.0
+        self._date = date
+        self._loop = asyncio.get_running_loop()
+        self._routes = Routes(self)
+        self._connections: set[Connection] = set()
+        self._generations: set[Generation] = set()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        self._schedule: list[asyncio.TimerHandle] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._reset_state()
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the port is open."""
+        return self._server is not None
+
+    def now_s(self) -> float:
+        """The engine's clock, in its own seconds."""
+        return (self._loop.time() - self._started_s) * self.config.speedup
+
+    async def start(self, port: int = 0) -> None:
+        """Open the port; 0 picks a free one, the same again after a crash."""
+        wanted = port or self.port
+        self._server = await self._loop.create_server(
+            lambda: Connection(self._routes.handle, self._connections, self._date),
+            self.host,
+            wanted,
+            backlog=1024,
+            reuse_address=True,
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        for after_s, text in self.config.faults:
+            fault = parse(text)
+            self._schedule.append(self._loop.call_later(after_s / self.config.speedup, self.inject, fault))
+        self._sweep = self._loop.call_later(1.0, self._close_idle)
+
+    async def close(self) -> None:
+        """Stop as on SIGTERM: streams end with finish reason `abort`, then the port closes."""
+        server = self._stop_listening()
+        for generation in list(self._generations):
+            generation.abort()
+        for connection in list(self._connections):
+            connection.close()
+        if server is not None:
+            server.close()
+            await asyncio.sleep(0)
+            for connection in list(self._connections):
+                connection.reset()
+            await server.wait_closed()
+
+    def crash(self) -> None:
+        """Die as on kill -9: every connection is reset, the port refuses, the cache is gone."""
+        server = self._stop_listening()
+        if server is not None:
+            server.close()
+        for connection in list(self._connections):
+            connection.reset()
+        self._generations.clear()
+        self._reset_state()
+
+    async def restart(self) -> None:
+        """Come back after a crash on the same port, with a cold cache, counters at zero and no faults."""
+        self.faults.turn_off()
+        await self.start(self.port)
+
+    def inject(self, fault: Fault) -> None:
+        """Turn a fault on; it goes off by itself after `fault.for_s` real seconds."""
+        if fault.kind == "crash":
+            self.crash()
+            return
+        if fault.kind == "lost_cache":
+            self.engine.cache.clear()
+            return
+        self.faults.turn_on(fault)
+        self._apply_faults()
+        if fault.for_s is not None:
+            self._schedule.append(self._loop.call_later(fault.for_s, self.heal, fault.kind))
+
+    def heal(self, kind: str | None = None) -> None:
+        """Turn one kind of fault off, or all."""
+        self.faults.turn_off(kind)
+        self._apply_faults()
+
+    def generate(self, connection: Connection, request: Request, ask: Ask, reply: Reply) -> None:
+        """Admit a request; its reply goes to the connection as the engine computes it."""
+        now_s = self._advance()
+        engine = self.engine
+        generation = Generation(
+            connection,
+            reply,
+            ask.stream,
+            ask.reason,
+            self._usage,
+            self._ended,
+            fault=self.faults.take(*MID_STREAM),
+            head_waits=self.config.dialect == "sglang",
+            headers=lambda: self._routes.load_header(request),
+        )
+        connection.exchange = generation
+        self._generations.add(generation)
+        self.observed.in_flight += 1
+        size = engine.cache.block_size
+        for prompt in ask.prompts:
+            for _ in range(ask.n):
+                index = len(generation.choices)
+                seed = prompt.tobytes() if not index else prompt.tobytes() + b"%d" % index
+                answer, pieces = self.tokenizer.answer(seed, ask.output_tokens)
+                choice = Choice(generation, index, pieces)
+                generation.choices.append(choice)
+                keys = block_keys(prompt + answer, size, ask.root)
+                choice.sequence = engine.submit(now_s, keys, len(prompt), ask.output_tokens, choice)
+        self._set_timer()
+
+    def busy(self) -> bool:
+        """Whether an admission limit turns the next request away."""
+        limit = self.config.max_queued
+        if self.faults.take("busy") is not None:
+            return True
+        if limit is None:
+            return False
+        waiting = self.engine.waiting
+        return (waiting if self.config.dialect == "sglang" else waiting + self.engine.running) >= limit
+
+    def refresh(self) -> None:
+        """Bring the engine up to the present before its gauges are read."""
+        self._advance()
+        self._set_timer()
+
+    def check_fit(self, ask: Ask) -> None:
+        """Refuse what the cache could never hold, rather than preempt it for ever."""
+        for prompt in ask.prompts:
+            if len(prompt) + ask.output_tokens > self.engine.cache.capacity_tokens:
+                raise Refused(
+                    400,
+                    f"{len(prompt)} + {ask.output_tokens} tokens are more than the KV cache of this engine "
+                    f"holds.",
+                    "BadRequestError",
+                )
+
+    def _reset_state(self) -> None:
+        profile = self.config.profile
+        self.engine = Engine(profile, BlockCache(profile.blocks, profile.block_size), trace=True)
+        self.observed = Observed(self.config.dialect, time.time())
+        self._started_s = self._loop.time()
+        self._apply_faults()
+
+    def _apply_faults(self) -> None:
+        slow = self.faults.get("slow")
+        self.engine.slowdown = slow.factor if slow is not None else 1.0
+        if "dead" not in self.faults and self._timer is None:
+            self._set_timer()
+
+    def _advance(self) -> float:
+        now_s = self.now_s()
+        if "dead" in self.faults:
+            return min(now_s, self.engine.next_step_s)  # time stands still for it
+        for step in self.engine.advance(now_s):
+            self._deliver(step)
+        return now_s
+
+    def _deliver(self, step: StepDone) -> None:
+        observed = self.observed
+        time_s = step.time_s
+        for sequence in step.tokens:
+            choice: Any = sequence.owner
+            if choice.sent:
+                observed.itl_s.observe(time_s - choice.last_s)
+            choice.last_s = time_s
+            choice.generation.token(choice)
+        for sequence in step.first:
+            observed.ttft_s.observe(time_s - sequence.arrived_s)
+            observed.queue_s.observe(sequence.scheduled_s - sequence.arrived_s)
+            observed.prefill_s.observe(time_s - sequence.scheduled_s)
+        for sequence in step.finished:
+            observed.latency_s.observe(time_s - sequence.arrived_s)
+            if not sequence.output_tokens:
+                choice = sequence.owner
+                choice.generation.computed(choice)
+
+    def _set_timer(self) -> None:
+        due_s = self.engine.next_step_s
+        if due_s == self._timer_s and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_s = due_s
+        if due_s < math.inf and "dead" not in self.faults:
+            self._timer = self._loop.call_at(self._started_s + due_s / self.config.speedup, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        late_s = self._loop.time() - self._started_s - self._timer_s / self.config.speedup
+        self.lateness_s = max(self.lateness_s, late_s)
+        self._advance()
+        self._set_timer()
+
+    def _usage(self, generation: Generation) -> Usage:
+        prompt = completion = cached = created = 0
+        size = self.engine.cache.block_size
+        for choice in generation.choices:
+            sequence = choice.sequence
+            assert sequence is not None  # every choice is submitted before its first token can come
+            completion += choice.sent
+            prompt += sequence.prompt_tokens
+            cached += sequence.cached_tokens
+            created += sequence.prompt_tokens // size * size - sequence.cached_tokens
+        return Usage(prompt, completion, cached if self.config.report_cached else None, max(0, created))
+
+    def _ended(self, generation: Generation, left: bool) -> None:
+        self._generations.discard(generation)
+        self.observed.in_flight -= 1
+        if left:
+            self.observed.aborted += 1
+            for choice in generation.choices:
+                if choice.sequence is not None:
+                    self.engine.abort(choice.sequence)
+        else:
+            for choice in generation.choices:
+                self.observed.finished[generation.reason_of(choice)] += 1
+
+    def _close_idle(self) -> None:
+        for connection in list(self._connections):
+            if connection.idle_s() >= _IDLE_LIMIT_S:
+                connection.close()
+        self._sweep = self._loop.call_later(1.0, self._close_idle)
+
+    def _stop_listening(self) -> asyncio.Server | None:
+        for timer in (self._timer, self._sweep, *self._schedule):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._sweep = None
+        self._schedule.clear()
+        server, self._server = self._server, None
+        return server
+
+
+async def serve_engines(
+    configs: Seq[EngineConfig], host: str = "127.0.0.1", port: int = 0
+) -> list[RunningEngine]:
+    """Start one engine a config, on `port`, `port` + 1 and so on, or on free ports when it is 0."""
+    date = Date()
+    engines = [RunningEngine(config, host, date) for config in configs]
+    started: list[RunningEngine] = []
+    try:
+        for offset, engine in enumerate(engines):
+            await engine.start(port + offset if port else 0)
+            started.append(engine)
+    except OSError:
+        for engine in started:
+            await engine.close()
+        raise
+    return engines
