@@ -94,6 +94,10 @@ class Fleet:
         """Whether it is time to look again at a backend that is unavailable."""
         return not self.available[slot] and now_s >= self._retry_at_s[slot]
 
+    def retry_in_s(self, slot: int, now_s: float) -> float | None:
+        """Seconds until an unavailable backend is looked at again, 0 when due; None while available."""
+        return None if self.available[slot] else max(0.0, self._retry_at_s[slot] - now_s)
+
     def next_retry_s(self, now_s: float) -> float:
         """Seconds until an unavailable backend is due for another look; 0 if one is, or all are available."""
         waits = [
