@@ -30,10 +30,10 @@ from stickyroute.fleet import Fleet
 __all__ = ["NONE", "OTHER", "Metrics"]
 
 OTHER = "other"
-"""Label of every pool, route or reason that is not one of ours."""
+"""Label of every pool or route that is not one of ours."""
 
 NONE = "none"
-"""`pool` and `backend` label of a request that was answered before one was chosen."""
+"""`pool`, `backend` or `reason` of a request that was answered before one was chosen."""
 
 MAX_POOLS = 256
 """Pool labels in one process at most; engines that list more models than that share `other`."""
@@ -163,7 +163,7 @@ class Metrics:
         """The series of labels not seen before. A pool the fleet does not name is not remembered."""
         label = self._pool_label(pool)
         named = backend or NONE
-        key = (label, named, route or OTHER, hundreds if hundreds in _STATUS_CLASSES else 0, reason or OTHER)
+        key = (label, named, route or OTHER, hundreds if hundreds in _STATUS_CLASSES else 0, reason or NONE)
         series = self._series.get(key)
         if series is None:
             traffic = self._traffic.get((label, named))

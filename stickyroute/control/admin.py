@@ -89,11 +89,16 @@ class _Views:
 
     async def fleet(self, request: web.Request) -> web.Response:
         """What the router knows of each backend right now."""
+        now_s = monotonic()
+        state = self._fleet.snapshot()
+        for slot, backend in enumerate(state["backends"]):
+            retry_in_s = self._fleet.retry_in_s(slot, now_s)
+            backend["retry_in_s"] = None if retry_in_s is None else round(retry_in_s, 3)
         answer = {
             "version": __version__,
-            "uptime_s": round(monotonic() - self._started_s, 3),
+            "uptime_s": round(now_s - self._started_s, 3),
             "policy": self._settings.policy,
-            **self._fleet.snapshot(),
+            **state,
         }
         return _json(answer)
 

@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from stickyroute import __version__
+from stickyroute.clock import monotonic
 from stickyroute.control import build_admin
 from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.metrics import Metrics
@@ -113,6 +114,18 @@ async def test_fleet_shows_each_backend(admin: Admin) -> None:
     assert (b["name"], b["available"], b["in_flight"], b["models"]) == ("b", False, 0, None)
     lease.release()
     assert (await admin.get("/fleet"))[1]["backends"][0]["in_flight"] == 0
+
+
+async def test_fleet_shows_when_a_backend_is_tried_again(admin: Admin) -> None:
+    admin.fleet.record_refused(1, monotonic() + 1000, 0.0)
+    for _ in range(2):
+        admin.fleet.record_refused(1, monotonic() + 2000, 0.0)
+    a, b = (await admin.get("/fleet"))[1]["backends"]
+    assert (a["failures"], a["retry_in_s"]) == (0, None)
+    assert b["failures"] == 2
+    assert 1900 < b["retry_in_s"] < 2001
+    admin.fleet.record_reachable(1)
+    assert (await admin.get("/fleet"))[1]["backends"][1]["retry_in_s"] is None
 
 
 async def test_fleet_shows_the_ring_and_what_each_backend_has_of_it(admin: Admin) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stickyroute.http.pool import CONNECT_FAILURES
+from stickyroute.http.relay import UPSTREAM_DIED, UPSTREAM_SILENT
+from stickyroute.http.upstream import BROKEN, DROPPED, GARBAGE, STALE
 from tests.metrics.test_metrics import busy
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -34,6 +37,12 @@ def exposed() -> set[Row]:
 
 def test_everything_exposed_is_documented_and_everything_documented_is_exposed() -> None:
     assert documented() == exposed()
+
+
+def test_every_kind_of_failure_is_documented_and_every_documented_kind_exists() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \| [A-Z]", DOCS.read_text(), re.MULTILINE))
+    failures = CONNECT_FAILURES | {STALE, DROPPED, BROKEN, GARBAGE, UPSTREAM_DIED, UPSTREAM_SILENT}
+    assert listed == failures | {"busy", "header_timeout"}
 
 
 def test_names_are_ours() -> None:
