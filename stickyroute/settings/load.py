@@ -50,7 +50,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None)
     flags = dict(overrides or {})
     environment = _Environment(Settings)()
     file = {} if path is None else _read_file(path)
-    values = _merged(_merged(file, environment), flags)
+    values = _without_nulls(_merged(_merged(file, environment), flags))
     problems = list(_misspelt_variables())
     settings = None
     try:
@@ -123,6 +123,15 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         below = merged.get(key)
         merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _without_nulls(value: Any) -> Any:
+    """`key: null`, and a group whose lines are all commented out, are the same as no key at all."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:

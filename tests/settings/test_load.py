@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stickyroute.errors import ConfigError
-from stickyroute.settings import effective_yaml, load_settings
+from stickyroute.settings import Settings, effective_yaml, load_settings
 
 POLICIES = "'bounded_ring', 'ring', 'least_loaded', 'power_of_two', 'round_robin' or 'random'"
+WORDS = """
+    listen backends name url weight models api_key affinity sources policy limits body_bytes timeouts connect_s
+    retries max tls cert api_keys key cors allow_origins extra_routes access_log strict_json nonsense
+"""
+KEYS = st.sampled_from(WORDS.split())
 Write = Callable[[str], Path]
 
 
@@ -215,6 +222,43 @@ def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
     path.write_text("just words")
     (line,) = mistakes(path)
     assert "holds no settings" in line
+
+
+def test_null_is_the_same_as_nothing(write: Write) -> None:
+    path = write(
+        "backends: [{url: 'http://a', name: null}]\nlimits:\n#  pipelined: 2\nlisten: null\ntls: null\n"
+    )
+    assert load_settings(path) == Settings(backends=["http://a"])
+    path = write("backends: [http://a]\nlimits: {max_connections: 5, pipelined: 5}")
+    settings = load_settings(path, {"limits": {"max_connections": None}})
+    assert (settings.limits.max_connections, settings.limits.pipelined) == (None, 5)
+    assert mistakes(write("backends: [null]")) == ["backends[0]: must be a group of `key: value` lines"]
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text("a1:/ .-\n\u00e4", max_size=8)
+    | st.just("http://a:1"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(0, 3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_whatever_is_given_is_settings_or_a_list_of_mistakes(values: dict[str, Any]) -> None:
+    try:
+        loaded = load_settings(None, values)
+    except ConfigError as error:
+        told = error.message.splitlines()
+    else:
+        told = ["right: as it is"]
+        assert load_settings(None, yaml.safe_load(effective_yaml(loaded))) == loaded
+    assert told
+    assert all(": " in line for line in told)
 
 
 def test_no_message_repeats_a_secret(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
