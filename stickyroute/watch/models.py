@@ -67,7 +67,7 @@ class ModelsWatch:
             self._supervisor.start(
                 f"models:{question.backend.name}", _bind(self._watch, question, self._session)
             )
-        self._supervisor.start("models:retry", self._wake_when_due)
+        self._supervisor.start("models retry clock", self._wake_when_due)
 
     async def stop(self) -> None:
         """Stop asking and close every connection."""
@@ -112,7 +112,6 @@ class ModelsWatch:
                     question.due.set()
 
     async def _ask(self, question: _Question, session: aiohttp.ClientSession) -> None:
-        slot = question.backend.slot
         try:
             async with session.get(
                 question.url, headers=question.headers, ssl=question.tls, allow_redirects=False
@@ -120,38 +119,31 @@ class ModelsWatch:
                 body = await _read_bounded(reply)
                 status = reply.status
         except aiohttp.ClientConnectorError as error:
-            self._cannot_connect(question, str(error.os_error) or type(error).__name__)
-            return
-        except TimeoutError as error:
-            if isinstance(error, aiohttp.ConnectionTimeoutError) and not self._fleet.available[slot]:
-                self._cannot_connect(question, "connecting timed out")
-            else:
-                question.say("no answer in time")
-            return
+            self._failed(question, f"cannot be reached: {error.os_error}", refused=True)
+        except TimeoutError:
+            self._failed(question, "no answer in time")
         except aiohttp.ClientError as error:
-            question.say(f"failed while answering: {type(error).__name__}")
-            return
-        self._answered(question, status, body)
+            self._failed(question, f"failed while answering: {type(error).__name__}")
+        else:
+            self._answered(question, status, body)
 
-    def _cannot_connect(self, question: _Question, why: str) -> None:
-        self._fleet.record_refused(question.backend.slot, monotonic(), random.random())
-        question.say(f"cannot be reached: {why}")
+    def _failed(self, question: _Question, why: str, *, refused: bool = False) -> None:
+        """Nothing usable came. Only a refusal makes a backend unavailable; none of these brings it back."""
+        slot = question.backend.slot
+        if refused or not self._fleet.available[slot]:
+            self._fleet.record_refused(slot, monotonic(), random.random())
+        question.say(why)
 
     def _answered(self, question: _Question, status: int, body: bytes | None) -> None:
-        slot = question.backend.slot
         if status >= 500:
-            # A server that is still loading its model answers 503: not a refusal, and not yet ready either.
-            if not self._fleet.available[slot]:
-                self._fleet.record_refused(slot, monotonic(), random.random())
-            question.say(f"answered {status} to /v1/models")
+            # A server that is still loading its model answers 503.
+            self._failed(question, f"answered {status} to /v1/models")
             return
+        slot = question.backend.slot
         self._fleet.record_reachable(slot)
-        if status != 200:
-            question.say(f"reachable, its models are unknown: it answered {status} to /v1/models")
-            return
-        rows = _model_rows(body)
+        rows = _model_rows(body) if status == 200 else None
         if rows is None:
-            question.say("reachable, its models are unknown: /v1/models is not a list of models")
+            question.say(f"reachable, but its models are unknown: no list of models came with its {status}")
             return
         self._fleet.record_models(slot, rows)
         question.say("reachable")

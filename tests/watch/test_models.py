@@ -227,6 +227,23 @@ async def test_a_backend_that_still_loads_does_not_come_back_before_it_is_ready(
             await until(lambda: bool(fleet.available[0]))
 
 
+async def test_a_backend_that_is_down_and_answers_nonsense_is_asked_at_the_backoff_only() -> None:
+    """Each answer that is none counts as one more failure, so the pauses grow."""
+    async with raw_engine(b"nonsense") as running:
+        fleet = fleet_of(spec("a", running.port))
+        fleet.record_refused(0, watch_models.monotonic(), 0.0)
+        async with watching(fleet):
+            await until(lambda: fleet.snapshot()["backends"][0]["failures"] == 3)
+            assert not fleet.available[0]
+            assert len(running.asked) <= 3  # at the start, then once after each pause
+
+
+async def test_backends_may_have_any_name() -> None:
+    async with engine(models("llama")) as running:
+        fleet = await ask_once(*(spec(name, running.port) for name in ("retry", "clock", "a b", "models:a")))
+    assert fleet.pool("gpt") is None
+
+
 async def test_a_name_that_does_not_resolve_counts_as_unreachable() -> None:
     fleet = await ask_once(spec("a", 80, host="nowhere.invalid"))
     assert not fleet.available[0]
@@ -337,7 +354,7 @@ async def test_a_state_is_logged_once_however_often_it_is_seen(caplog: pytest.Lo
         bad = False
         await until(lambda: len(running.asked) >= 10)
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "backend a: reachable, its models are unknown: it answered 401 to /v1/models"),
+        ("WARNING", "backend a: reachable, but its models are unknown: no list of models came with its 401"),
         ("INFO", "backend a: reachable"),
     ]
     assert "secret-key" not in caplog.text
