@@ -68,19 +68,23 @@ class Running:
 
     def said(self, pattern: str, timeout_s: float = 30) -> re.Match[str]:
         """The first line with the pattern in it, waited for; fails when the command ends without it."""
+        return self.said_times(pattern, 1, timeout_s)[0]
+
+    def said_times(self, pattern: str, count: int, timeout_s: float = 30) -> list[re.Match[str]]:
+        """The first `count` lines with the pattern in them."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._find(pattern) is not None, timeout_s)
+            self._changed.wait_for(lambda: self._ended or len(self._find(pattern)) >= count, timeout_s)
             found = self._find(pattern)
-        assert found is not None, f"never said {pattern!r}:\n" + "\n".join(self.lines)
-        return found
+        assert len(found) >= count, f"never said {pattern!r}:\n" + "\n".join(self.lines)
+        return found[:count]
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
         """Send the signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
-    def _find(self, pattern: str) -> re.Match[str] | None:
-        return next((match for line in self.lines if (match := re.search(pattern, line))), None)
+    def _find(self, pattern: str) -> list[re.Match[str]]:
+        return [match for line in self.lines if (match := re.search(pattern, line))]
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.commands import Running, free_port, run
 
 SERVE = ["serve", "--backend", "http://127.0.0.1:1", "--admin-listen", "127.0.0.1:0"]
-LISTENING = r"listening on .* \(port (\d+)\), admin on .* \(port (\d+)\)"
+LISTENING = r"listening on .*? \(port (\d+)\), admin on .* \(port (\d+)\)"
 
 
 def status(port: int, path: str, host: str = "127.0.0.1") -> int:

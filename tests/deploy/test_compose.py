@@ -19,7 +19,7 @@ from tests.cli.commands import ROOT, Running, free_port
 COMPOSE = ROOT / "docker-compose.yml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == "stickyroute"}
-LISTENING = r"listening on .* \(port (\d+)\)"
+LISTENING = r"listening on .*? \(port (\d+)\)"
 
 
 def compose_command() -> list[str] | None:

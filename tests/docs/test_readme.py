@@ -18,7 +18,7 @@ from tests.cli.commands import ROOT, Running, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-LISTENING = r"listening on .* \(port (\d+)\)"
+LISTENING = r"listening on .*? \(port (\d+)\)"
 
 
 def blocks(language: str) -> list[str]:
@@ -49,7 +49,7 @@ def engines() -> Iterator[dict[int, int]]:
     count = int(words[words.index("--engines") + 1])
     words[words.index("--port") + 1] = "0"
     with Running(words[1:]) as simulator:
-        ports = [int(simulator.said(rf"\bengine-?{i}\b.*:(\d+)")[1]) for i in range(count)]
+        ports = [int(line[1]) for line in simulator.said_times(r"http://127\.0\.0\.1:(\d+)", count)]
         yield dict(zip(range(shown, shown + count), ports, strict=True))
 
 

@@ -17,8 +17,9 @@ from stickyroute.settings import Settings, effective_yaml, load_settings
 
 POLICIES = "'bounded_ring', 'ring', 'least_loaded', 'power_of_two', 'round_robin' or 'random'"
 WORDS = """
-    listen backends name url weight models api_key affinity sources policy limits body_bytes timeouts connect_s
-    retries max tls cert api_keys key cors allow_origins extra_routes access_log strict_json nonsense
+    listen backends name url weight models api_key affinity sources policy limits body_bytes timeouts
+    connect_s retries max tls cert api_keys key cors allow_origins extra_routes access_log
+    strict_json nonsense
 """
 KEYS = st.sampled_from(WORDS.split())
 Write = Callable[[str], Path]
