@@ -27,7 +27,14 @@ _BILLING = "x-anthropic-billing-header"
 _REFERENCE_CHARS = 128  # longer strings inside media parts are data: digested, not cut
 _DEPTH = 32
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
-_RENDERING = ("chat_template", "chat_template_kwargs", "reasoning_effort", "documents")
+_RENDERING = (
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "documents",
+)
 
 
 def prompt_head(shape: Shape, body: Mapping[str, Any], limit: int) -> bytes:
@@ -74,6 +81,8 @@ class _Head:
         self.room -= len(piece)
 
     def text(self, text: str) -> None:
+        if self.room <= 0:
+            return
         # A character has at least one byte, so this never cuts short.
         piece = text[: self.room].encode("utf-8", "surrogatepass")
         self.parts.append(piece)
@@ -122,13 +131,16 @@ class _Head:
 
     def content(self, content: object, billed: bool) -> None:
         """A message's content, text or parts. `billed`: may open with Claude Code's billing line."""
+        if self.room <= 0:
+            return
         if isinstance(content, str):
             if billed and content.startswith(_BILLING):
-                content = content.partition("\n")[2]
+                end = content.find("\n") + 1
+                content = content[end : end + self.room] if end else ""
             self.raw(b"\x1f")
             self.text(content)
         elif isinstance(content, list):
-            for part in content:
+            for part in islice(content, self.room):  # a dropped part takes no room: don't walk them all
                 if self.room <= 0:
                     return
                 self.part(part, billed)
@@ -164,7 +176,7 @@ class _Head:
 
     def token_ids(self, ids: list[Any]) -> None:
         """Four bytes each, so that equal ids make equal heads whatever came after the cut."""
-        first = ids[: self.room // 4 + 1]
+        first = ids[: max(0, self.room) // 4 + 1]
         try:
             self.raw(array("i", first).tobytes())
         except (TypeError, OverflowError):  # not token ids at all

@@ -25,10 +25,11 @@ class RingOnly(Policy):
         if key is None:
             return by_load(view, tried, "no_key")
         slots, available = view.slots, view.available
-        reason = "home"
+        home = view.ring.home(key)
+        if home >= 0 and available[slots[home]] and slots[home] not in tried:
+            return Decision(slots[home], "home")
         for member in view.ring.walk(key):
             slot = slots[member]
             if available[slot] and slot not in tried:
-                return Decision(slot, reason)
-            reason = "failover"
+                return Decision(slot, "failover")
         return last_resort(view, tried, "failover")

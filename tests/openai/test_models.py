@@ -1,0 +1,45 @@
+"""One list of models out of many."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from stickyroute.errors import NotFound
+from stickyroute.openai.models import merge_models
+
+M1_A = {"id": "m1", "object": "model", "max_model_len": 4096, "permission": [{"id": "p"}], "parent": None}
+M1_B = {"id": "m1", "object": "model", "max_model_len": 8192, "root": "/models/m1"}
+M2_B = {"id": "org/m2", "object": "model"}
+
+
+def test_a_model_of_several_backends_appears_once_with_all_fields() -> None:
+    listing = orjson.loads(merge_models([[M1_A], [M1_B, M2_B]]))
+    assert listing == {"object": "list", "data": [{**M1_A, "root": "/models/m1"}, M2_B]}
+
+
+def test_the_rows_given_are_not_changed() -> None:
+    rows = [[dict(M1_A)], [dict(M1_B)]]
+    merge_models(rows)
+    assert rows == [[M1_A], [M1_B]]
+
+
+def test_no_backend_is_an_empty_list() -> None:
+    assert orjson.loads(merge_models([])) == {"object": "list", "data": []}
+    assert orjson.loads(merge_models([[], []])) == {"object": "list", "data": []}
+
+
+def test_rows_without_a_name_are_left_out() -> None:
+    assert orjson.loads(merge_models([[{"object": "model"}, {"id": 5}, M2_B]]))["data"] == [M2_B]
+
+
+@pytest.mark.parametrize("name", ["org/m2", "org%2Fm2", "org%2fm2"])
+def test_one_model_by_its_name_as_it_stands_in_a_path(name: str) -> None:
+    assert orjson.loads(merge_models([[M1_A], [M1_B, M2_B]], only=name)) == M2_B
+
+
+@pytest.mark.parametrize("name", ["m3", "M1", "", "%", "m1/"])
+def test_an_unknown_model_is_a_404(name: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        merge_models([[M1_A]], only=name)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")

@@ -1,0 +1,48 @@
+"""Pools for the tests: their loads and availability are set directly."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.ring import Ring
+from stickyroute.routing.view import FleetView
+
+VNODES = 64
+NO_KEY = RequestKeys(None, "")
+
+
+class Script:
+    """A random source that says what the test wants, in turn."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = list(numbers)
+
+    def random(self) -> float:
+        return self._numbers.pop(0)
+
+
+def pool(
+    weights: Sequence[int],
+    loads: Sequence[int] | None = None,
+    down: Sequence[int] = (),
+    slots: Sequence[int] | None = None,
+) -> FleetView:
+    """A pool whose member i is called "b{i}". `loads` and `down` go by slot."""
+    slots = range(len(weights)) if slots is None else slots
+    size = max(slots, default=-1) + 1
+    in_flight = array("q", loads if loads is not None else [0] * size)
+    available = bytearray(0 if slot in down else 1 for slot in range(size))
+    ring = Ring.build([(f"b{i}", weight) for i, weight in enumerate(weights)], VNODES)
+    return FleetView(ring, slots, weights, in_flight, available)
+
+
+def key_at(view: FleetView, member: int) -> RequestKeys:
+    """A key whose home is `member`."""
+    return RequestKeys(next(key for key in spread(100_000) if view.ring.home(key) == member), "test")
+
+
+def spread(count: int) -> list[int]:
+    """`count` keys all over the ring, the same each time."""
+    return [(i * 0x9E3779B97F4A7C15 + 12345) % (1 << 64) for i in range(count)]
