@@ -29,6 +29,7 @@ _PREFIX = "STICKYROUTE_"
 # What Kubernetes puts into every pod beside a Service called stickyroute.
 _SERVICE_LINKS = re.compile(r"STICKYROUTE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP).*)?)")
 
+_NO_ENGINE = "is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL"
 _PHRASES = {
     "missing": "is missing; it is required",
     "tuple_type": "must be a list",
@@ -160,6 +161,8 @@ def _valid(model: type[Model], raw: object) -> Iterator[tuple[int, Model]]:
 def _what(kind: str, loc: tuple[str | int, ...], message: str, cause: object) -> str:
     if kind == "extra_forbidden":
         return _unknown(str(loc[-1]), _keys_at(loc[:-1]))
+    if kind == "missing" and loc == ("backends",):
+        return _NO_ENGINE
     if kind in _PHRASES:
         return _PHRASES[kind]
     if isinstance(cause, ValueError):

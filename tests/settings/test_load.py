@@ -170,8 +170,9 @@ def test_a_mistake_tells_which_source_it_is_in(write: Write, monkeypatch: pytest
 
 
 def test_no_backend_at_all_is_a_mistake(write: Write) -> None:
-    assert mistakes(None) == ["backends: is missing; it is required"]
-    assert mistakes(write("")) == ["backends: is missing; it is required"]
+    told = "backends: is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL"
+    assert mistakes(None) == [told]
+    assert mistakes(write("")) == [told]
     assert mistakes(write("backends: []")) == ["backends: must not be empty"]
 
 
