@@ -11,8 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stickyroute import metrics as metrics_module
-from stickyroute.metrics import Metrics
+from stickyroute.metrics import Metrics, counters
 
 PROMTOOL = "/usr/bin/promtool"
 
@@ -135,7 +134,7 @@ def test_a_reply_that_does_not_stream_has_a_duration_and_no_ttft() -> None:
 
 @pytest.mark.parametrize(
     ("buckets", "lowest", "highest"),
-    [(metrics_module.TTFT_BUCKETS_S, 0.001, 120), (metrics_module.DURATION_BUCKETS_S, 0.005, 600)],
+    [(counters.TTFT_BUCKETS_S, 0.001, 120), (counters.DURATION_BUCKETS_S, 0.005, 600)],
 )
 def test_buckets_rise_and_span_what_engines_take(
     buckets: tuple[float, ...], lowest: float, highest: float
@@ -211,12 +210,13 @@ def test_model_names_of_clients_fold_into_other() -> None:
 
 
 def test_engines_that_list_very_many_models_share_other() -> None:
-    names = [f"lora-{number}" for number in range(2 * metrics_module.MAX_POOLS)]
+    names = [f"lora-{number}" for number in range(2 * counters.MAX_POOLS)]
     metrics = metrics_of(FakeFleet(models=names))
     for name in names:
         record(metrics, pool=name)
     pools = {dict(labels)["pool"] for labels in scrape(metrics, "stickyroute_requests_total")}
-    assert len(pools) == metrics_module.MAX_POOLS
+    assert len(pools) == counters.MAX_POOLS + 1
+    assert counters.OTHER in pools
     assert sum(scrape(metrics, "stickyroute_requests_total").values()) == len(names)
 
 
@@ -244,6 +244,22 @@ def test_a_backend_that_leaves_takes_its_series_with_it_and_may_return() -> None
     assert scrape(metrics, "stickyroute_requests_total")[of_b] == 1
     of_a = labelled(pool="llama", backend="a", status="2xx", reason="home")
     assert scrape(metrics, "stickyroute_requests_total")[of_a] == 1
+
+
+def test_a_model_that_nobody_lists_any_more_takes_its_series_with_it_and_makes_room() -> None:
+    fleet = FakeFleet(models=[f"m{number}" for number in range(counters.MAX_POOLS)])
+    metrics = metrics_of(fleet)
+    for name in fleet.models:
+        record(metrics, pool=name)
+    record(metrics, pool="", backend="")
+    fleet.models = ["m0", "new"]
+    generate_latest(metrics.registry)
+    record(metrics, pool="new")
+    record(metrics, pool="m1")  # a request that was still running
+    pools = {
+        dict(labels)["pool"]: value for labels, value in scrape(metrics, "stickyroute_requests_total").items()
+    }
+    assert pools == {"m0": 1, "new": 1, "other": 1, "none": 1}
 
 
 # The form of the output.
