@@ -14,12 +14,15 @@ from stickyroute.simulator.observed import Histogram, Observed
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class _Text:
+class Text:
+    """Lines of the text format; `labels` are on every series of the engine."""
+
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = dict(labels)
         self._lines: list[str] = []
 
     def family(self, name: str, kind: str) -> None:
+        """The type of what follows."""
         self._lines.append(f"# TYPE {name} {kind}")
 
     def sample(self, name: str, value: float, **labels: str) -> None:
@@ -32,23 +35,27 @@ class _Text:
         self._lines.append(f"{name}{{{text}}} {float(value)}" if text else f"{name} {float(value)}")
 
     def gauge(self, name: str, value: float) -> None:
+        """A gauge of one series."""
         self.family(name, "gauge")
         self.sample(name, value)
 
     def counter(self, name: str, value: float) -> None:
+        """A counter of one series; `name` without `_total`."""
         self.family(f"{name}_total", "counter")
         self.sample(f"{name}_total", value)
 
-    def histogram(self, name: str, histogram: Histogram) -> None:
+    def histogram(self, name: str, histogram: Histogram, **labels: str) -> None:
+        """All series of a histogram."""
         self.family(name, "histogram")
         running = 0
         for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
             running += count
-            self.sample(f"{name}_bucket", running, le=bound)
-        self.sample(f"{name}_count", running)
-        self.sample(f"{name}_sum", histogram.total)
+            self.sample(f"{name}_bucket", running, le=bound, **labels)
+        self.sample(f"{name}_count", running, **labels)
+        self.sample(f"{name}_sum", histogram.total, **labels)
 
     def bytes(self) -> bytes:
+        """The whole text."""
         return ("\n".join(self._lines) + "\n").encode()
 
 
@@ -58,7 +65,7 @@ def _escaped(value: str) -> str:
 
 def vllm(config: EngineConfig, engine: Engine, observed: Observed) -> bytes:
     """The text of a vLLM 0.32 with one engine."""
-    text = _Text({"engine": "0", "model_name": config.model})
+    text = Text({"engine": "0", "model_name": config.model})
     counters = engine.counters
     text.family("process_start_time_seconds", "gauge")
     text.plain("process_start_time_seconds", observed.started_unix_s)

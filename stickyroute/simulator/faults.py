@@ -11,7 +11,8 @@ Owns which faults are on, and for how many requests more. The server acts them o
     busy                 503 as when the queue is full
     slow                 every step takes `factor` times as long
     dead                 generation stands still: health stays green, nothing comes out any more
-    lost_cache           the prefix cache is emptied, once
+    engine_error         the engine core died: streams end with an error event, further requests get 500,
+    health 503 lost_cache           the prefix cache is emptied, once
     metrics_missing      /metrics is 404
     metrics_lying        /metrics says: idle, empty, nothing ever hit
 """
@@ -32,6 +33,7 @@ KINDS: Final = (
     "busy",
     "slow",
     "dead",
+    "engine_error",
     "lost_cache",
     "metrics_missing",
     "metrics_lying",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from stickyroute.simulator.faults import Fault
-from stickyroute.simulator.replies import Reply, Usage
+from stickyroute.simulator.replies import DONE, Reply, Usage, WholeReply
 from stickyroute.simulator.scheduler import Sequence
 from stickyroute.simulator.wire import END_OF_CHUNKS, JSON, Connection
 
@@ -39,8 +39,8 @@ class Generation:
     def __init__(
         self,
         connection: Connection,
-        reply: Reply,
-        stream: bool,
+        reply: WholeReply,
+        stream: Reply | None,
         reason: str,
         usage: Callable[[Generation], Usage],
         on_end: Callable[[Generation, bool], None],
@@ -62,8 +62,8 @@ class Generation:
         self._headed = False
         self._silent = False
         self._headers = headers if headers is not None else bytes
-        if stream and not head_waits:
-            self._head()
+        if stream is not None and not head_waits:
+            self._head(stream)
 
     def token(self, choice: Choice) -> None:
         """One more token of a choice."""
@@ -80,16 +80,15 @@ class Generation:
         complete = choice.sent == len(choice.pieces)
         if complete:
             self._reasons[choice.index] = self._reason
-        if self.stream:
-            reply = self._reply
-            data = reply.opening(choice.index) if first else b""
-            data += (
-                reply.last(choice.index, piece, self._reason)
-                if complete
-                else reply.token(choice.index, piece)
-            )
+        stream = self.stream
+        if stream is not None:
             if not self._headed:
-                self._head()
+                self._head(stream)
+            data = stream.opening(choice.index) if first else b""
+            if complete:
+                data += stream.last(choice.index, piece, self._reason)
+            else:
+                data += stream.token(choice.index, piece)
             self.connection.write(data)
         if complete and len(self._reasons) == len(self.choices):
             self._finish()
@@ -101,25 +100,27 @@ class Generation:
             self._finish()
 
     def abort(self, error: bytes = b"") -> None:
-        """The engine stops: a stream ends in order, with finish reason `abort` or with an error event
-        before it."""
+        """The engine stops: a stream ends in order, with finish reason `abort`, or with an error event
+        instead."""
         if self.ended:
             return
-        if self.stream:
-            if not self._headed:
-                self._head()
-            if error:
-                self.connection.write(error)
-            else:
-                for choice in self.choices:
-                    if choice.index not in self._reasons:
-                        self.connection.write(self._reply.last(choice.index, "", "abort"))
-            self.connection.write(self._reply.closing(self._usage(self)) + END_OF_CHUNKS)
-            self._end(left=False)
-            self.connection.finished()
-        else:
+        stream = self.stream
+        if stream is None:
             self._end(left=False)
             self.connection.close()
+            return
+        if not self._headed:
+            self._head(stream)
+        if error:
+            data = error + DONE
+        else:
+            cut = [choice.index for choice in self.choices if choice.index not in self._reasons]
+            data = b"".join(stream.last(index, "", "abort") for index in cut) + stream.closing(
+                self._usage(self)
+            )
+        self.connection.write(data + END_OF_CHUNKS)
+        self._end(left=False)
+        self.connection.finished()
 
     def left(self) -> None:
         """The client went away."""
@@ -129,15 +130,18 @@ class Generation:
         """Why a choice ended; `abort` when the engine stopped before."""
         return self._reasons.get(choice.index, "abort")
 
-    def _head(self) -> None:
+    def _head(self, stream: Reply) -> None:
         self._headed = True
         self.connection.start_stream()
+        greeting = stream.greeting()
+        if greeting:
+            self.connection.write(greeting)
 
     def _finish(self) -> None:
         usage = self._usage(self)
         self._end(left=False)
-        if self.stream:
-            self.connection.write(self._reply.closing(usage) + END_OF_CHUNKS)
+        if self.stream is not None:
+            self.connection.write(self.stream.closing(usage) + END_OF_CHUNKS)
             self.connection.finished()
             return
         texts = ["".join(choice.pieces) for choice in self.choices]

@@ -28,8 +28,18 @@ class Usage:
     created: int = 0
 
 
-class Reply(Protocol):
-    """How one kind of request is answered."""
+class WholeReply(Protocol):
+    """How a request is answered that doesn't stream."""
+
+    def body(self, texts: list[str], reasons: list[str], usage: Usage) -> bytes:
+        """The whole reply."""
+
+
+class Reply(WholeReply, Protocol):
+    """How one kind of request is answered, streaming or not."""
+
+    def greeting(self) -> bytes:
+        """Stream: what is said right after the head, before anything is computed."""
 
     def opening(self, index: int) -> bytes:
         """Stream: what precedes the first token of choice `index`."""
@@ -42,9 +52,6 @@ class Reply(Protocol):
 
     def closing(self, usage: Usage) -> bytes:
         """Stream: after the last choice, up to but not including the end of the chunked body."""
-
-    def body(self, texts: list[str], reasons: list[str], usage: Usage) -> bytes:
-        """The whole reply of a request that doesn't stream."""
 
 
 def event(value: object) -> bytes:
@@ -79,6 +86,10 @@ class VllmChat:
             )
         )
         self._before = [self._head + b'{"index":0,"delta":{"content":"']
+
+    def greeting(self) -> bytes:
+        """vLLM's first event comes with the first token."""
+        return b""
 
     def opening(self, index: int) -> bytes:
         while len(self._before) <= index:
@@ -174,6 +185,10 @@ class VllmCompletion:
             created,
             _escaped(model),
         )
+
+    def greeting(self) -> bytes:
+        """Nothing before the first token."""
+        return b""
 
     def opening(self, index: int) -> bytes:
         return b""

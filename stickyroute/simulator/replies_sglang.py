@@ -17,6 +17,10 @@ class _Sglang:
         self._usage_asked = usage_asked
         self._head: dict[str, Any] = {"id": request_id, "object": kind, "created": created, "model": model}
 
+    def greeting(self) -> bytes:
+        """Nothing: SGLang sends its head with the first token."""
+        return b""
+
     def closing(self, usage: Usage) -> bytes:
         """The usage event, if asked for, and the end mark."""
         if not self._usage_asked:

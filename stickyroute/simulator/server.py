@@ -25,11 +25,21 @@ from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
 from stickyroute.simulator.generation import Choice, Generation
 from stickyroute.simulator.keys import block_keys
 from stickyroute.simulator.observed import Observed
-from stickyroute.simulator.replies import Reply, Usage
+from stickyroute.simulator.replies import Reply, Usage, WholeReply, event
 from stickyroute.simulator.routes import Routes
 from stickyroute.simulator.tokens import load_tokenizer
 from stickyroute.simulator.wire import Connection, Date, Request
 
+_CORE_DIED = event(
+    {
+        "error": {
+            "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+            "type": "InternalServerError",
+            "param": None,
+            "code": 500,
+        }
+    }
+)
 _IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
 
 
@@ -129,6 +139,9 @@ class RunningEngine:
             return
         self.faults.turn_on(fault)
         self._apply_faults()
+        if fault.kind == "engine_error":
+            for generation in list(self._generations):
+                generation.abort(_CORE_DIED)
         if fault.for_s is not None:
             self._schedule.append(self._loop.call_later(fault.for_s, self.heal, fault.kind))
 
@@ -137,14 +150,16 @@ class RunningEngine:
         self.faults.turn_off(kind)
         self._apply_faults()
 
-    def generate(self, connection: Connection, request: Request, ask: Ask, reply: Reply) -> None:
+    def generate(
+        self, connection: Connection, request: Request, ask: Ask, reply: WholeReply, stream: Reply | None
+    ) -> None:
         """Admit a request; its reply goes to the connection as the engine computes it."""
         now_s = self._advance()
         engine = self.engine
         generation = Generation(
             connection,
             reply,
-            ask.stream,
+            stream,
             ask.reason,
             self._usage,
             self._ended,
@@ -271,9 +286,11 @@ class RunningEngine:
             for choice in generation.choices:
                 if choice.sequence is not None:
                     self.engine.abort(choice.sequence)
-        else:
-            for choice in generation.choices:
-                self.observed.finished[generation.reason_of(choice)] += 1
+            return
+        for choice in generation.choices:
+            self.observed.finished[generation.reason_of(choice)] += 1
+            if choice.sequence is not None:
+                self.engine.abort(choice.sequence)  # those that still run: the engine stops
 
     def _close_idle(self) -> None:
         for connection in list(self._connections):

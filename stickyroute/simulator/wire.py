@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import httptools
 
@@ -100,8 +100,9 @@ class Connection(asyncio.Protocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's isn't one by inheritance
         transport.set_write_buffer_limits(
             high=1 << 30
         )  # an engine generates on, however slowly its client reads
