@@ -26,6 +26,7 @@ __all__ = ["prompt_head"]
 _BILLING = "x-anthropic-billing-header"
 _REFERENCE_CHARS = 128  # longer strings inside media parts are data: digested, not cut
 _DEPTH = 32
+_KEYS = 1024  # of an object, sorted: what has more is no tool
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 _RENDERING = (
     "chat_template",
@@ -198,8 +199,7 @@ class _Head:
                 self.text(value)
         elif isinstance(value, dict) and depth < _DEPTH:
             self.raw(b"{")
-            # Each key takes a byte at least, so no more than `room` of them can matter.
-            for key in sorted(islice(value, self.room)):
+            for key in sorted(islice(value, _KEYS)):
                 if self.room <= 0:
                     return
                 self.text(key)

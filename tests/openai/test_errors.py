@@ -12,7 +12,12 @@ from stickyroute.openai.routes import Shape
 @pytest.mark.parametrize("shape", [None, *(shape for shape in Shape if shape is not Shape.MESSAGES)])
 def test_openai_shape(shape: Shape | None) -> None:
     body = error_body(shape, 404, "No `x`.", "invalid_request_error", "model_not_found", "model")
-    error = {"message": "No `x`.", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    error = {
+        "message": "No `x`.",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
     assert orjson.loads(body) == {"error": error}
 
 

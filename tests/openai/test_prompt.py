@@ -154,7 +154,9 @@ def test_the_four_shapes_of_a_prompt() -> None:
     assert completion([]) == completion("") == completion([[]]) == completion([""]) == b""
 
 
-@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], [2**40], [-1], [None], [True], [{"a": 1}], {"a": [1]}, 5])
+@pytest.mark.parametrize(
+    "prompt", [[1, "a"], [1.5], [2**40], [-1], [None], [True], [{"a": 1}], {"a": [1]}, 5]
+)
 def test_what_is_no_token_id_is_still_read(prompt: Any) -> None:
     assert completion(prompt) != b""
     assert completion(prompt) == completion(prompt)
@@ -241,12 +243,18 @@ def test_lists_are_left_when_the_head_is_full(build: Any, item: Any) -> None:
 @pytest.mark.parametrize("limit", [1, 5, 7, 8, 9, 15])
 def test_a_limit_met_inside_a_marker_cuts_there(limit: int) -> None:
     """The markers alone fill the head: no text is taken in, however long it is."""
-    body = {"system": "x" * 100_000, "messages": [said("user", "y" * 100_000)], "tools": [{"n": "z" * 100_000}]}
+    body = {
+        "system": "x" * 100_000,
+        "messages": [said("user", "y" * 100_000)],
+        "tools": [{"n": "z" * 100_000}],
+    }
     assert len(prompt_head(Shape.MESSAGES, body, limit)) == limit
 
 
 FIELDS = ["messages", "system", "tools", "instructions", "input", "prompt", "documents", "prompt_embeds"]
-MESSAGE = st.fixed_dictionaries({}, optional={name: JSON for name in ("role", "content", "type", "text", "tool_calls")})
+MESSAGE = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("role", "content", "type", "text", "tool_calls"), JSON)
+)
 
 
 @given(

@@ -16,7 +16,8 @@ from stickyroute.openai.routes import Shape
 READ = [Shape.CHAT, Shape.COMPLETIONS, Shape.RESPONSES, Shape.MESSAGES, Shape.EMBEDDINGS, Shape.OPAQUE]
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+    | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
@@ -103,7 +104,9 @@ def test_of_a_key_that_stands_twice_the_last_counts_as_in_the_engines() -> None:
 
 
 def test_text_that_looks_like_a_field_is_text() -> None:
-    body = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": '"model": "b", "user": "eve"'}]})
+    body = orjson.dumps(
+        {"model": "a", "messages": [{"role": "user", "content": '"model": "b", "user": "eve"'}]}
+    )
     asked = parse(Shape.CHAT, body, strict=True)
     assert asked.model == "a"
     assert asked.body is not None

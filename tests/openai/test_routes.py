@@ -30,12 +30,13 @@ FORWARDED = [
     *("GET /get_model_info", "GET /health_generate", "GET /", "GET /v1/realtime"),
 ]
 
-# Everything of engines.md section 3 that changes or shows one engine, in both engines and older releases.
+# What changes or shows one engine, in both engines and their older releases.
 ADMINISTRATION = """
 /v1/load_lora_adapter /v1/unload_lora_adapter /load_lora_adapter /unload_lora_adapter
 /load_lora_adapter_from_tensors /start_profile /stop_profile /scale_elastic_ep /is_scaling_elastic_ep
 /fault_tolerance/x /inference/v1/abort_requests /abort_requests /abort_request /reset_prefix_cache
-/reset_mm_cache /reset_encoder_cache /collective_rpc /server_info /get_server_info /sleep /wake_up /is_sleeping
+/reset_mm_cache /reset_encoder_cache /collective_rpc /server_info /get_server_info /sleep /wake_up
+/is_sleeping
 /release_kv_cache_memory /pause /resume /is_paused /update_weights /init_weight_transfer_engine
 /start_weight_update /finish_weight_update /update_weight_version /weight_info /weight_checker /get_world_size
 /flush_cache /v1/loads /get_load /load /metrics /set_internal_state /pause_generation /continue_generation
@@ -170,5 +171,5 @@ def test_an_extra_route_that_is_built_in_changes_nothing() -> None:
     ],
 )
 def test_a_malformed_extra_route_is_refused_with_what_to_write(line: str) -> None:
-    with pytest.raises(ValueError, match="write|whole segment"):
+    with pytest.raises(ValueError, match=r"write|whole segment"):
         RouteTable([line])

@@ -20,7 +20,11 @@ ASK = [{"role": "user", "content": "hello"}]
 
 
 def keys(
-    *sources: str, headers: dict[bytes, bytes] | None = None, tenant: str = "", shape: Shape = Shape.CHAT, **body: Any
+    *sources: str,
+    headers: dict[bytes, bytes] | None = None,
+    tenant: str = "",
+    shape: Shape = Shape.CHAT,
+    **body: Any,
 ) -> RequestKeys:
     asked = parse(shape, orjson.dumps({"model": "m", **body}), strict=False)
     return AffinityRule(sources).keys(headers or {}, shape, asked, tenant)
@@ -48,7 +52,16 @@ def test_a_header_source_is_case_insensitive_and_trimmed() -> None:
 def test_a_field_inside_a_field() -> None:
     source = "body:metadata.user_id"
     assert keys(source, metadata={"user_id": "ann"}).affinity is not None
-    for metadata in (None, "text", 5, [], {}, {"user_id": None}, {"user_id": {"id": "x"}}, [{"user_id": "x"}]):
+    for metadata in (
+        None,
+        "text",
+        5,
+        [],
+        {},
+        {"user_id": None},
+        {"user_id": {"id": "x"}},
+        [{"user_id": "x"}],
+    ):
         assert keys(source, metadata=metadata) == NO_KEYS
 
 
@@ -176,7 +189,8 @@ def test_what_differs_on_every_request_is_refused(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["", "user", "header:", "header:a b", "header:a:b", "body:", "body:.a", "body:a..b", "prefix:9", "é"]
+    "source",
+    ["", "user", "header:", "header:a b", "header:a:b", "body:", "body:.a", "body:a..b", "prefix:9", "é"],
 )
 def test_a_malformed_source_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="write header:NAME"):
@@ -190,8 +204,12 @@ def test_a_prefix_of_no_bytes_is_refused() -> None:
 
 def test_the_default_sources_are_accepted_and_each_gives_a_key() -> None:
     body = {
-        **{"user": "a", "prompt_cache_key": "b", "safety_identifier": "c", "session_id": "d"},
-        **{"metadata": {"user_id": "e"}, "messages": ASK},
+        "user": "a",
+        "prompt_cache_key": "b",
+        "safety_identifier": "c",
+        "session_id": "d",
+        "metadata": {"user_id": "e"},
+        "messages": ASK,
     }
     for source in defaults.AFFINITY_SOURCES:
         kind, _, name = source.partition(":")
@@ -201,7 +219,9 @@ def test_the_default_sources_are_accepted_and_each_gives_a_key() -> None:
 
 
 @given(
-    body=st.dictionaries(st.sampled_from(["user", "metadata", "cache_salt", "messages", "prompt", "model"]), JSON),
+    body=st.dictionaries(
+        st.sampled_from(["user", "metadata", "cache_salt", "messages", "prompt", "model"]), JSON
+    ),
     shape=st.sampled_from(READ),
 )
 def test_any_json_has_a_key_or_none(body: dict[str, Any], shape: Shape) -> None:
