@@ -35,7 +35,7 @@ class Answers:
     ) -> None:
         """A value as JSON."""
         self.count(request, f"{status // 100}xx")
-        connection.respond(status, orjson.dumps(value), headers=headers + self.request_id(request))
+        connection.respond(status, orjson.dumps(value), headers=headers)
 
     def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
         """An error in the dialect's shape."""

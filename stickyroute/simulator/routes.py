@@ -62,6 +62,7 @@ class Routes:
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer, or hand over to the engine."""
         engine = self._engine
+        connection.behind = self._answers.request_id(request)
         methods = self._table.get(request.path)
         handler = methods.get(request.method) if methods is not None else None
         if request.path != FAULTS_PATH:
@@ -89,16 +90,14 @@ class Routes:
         """The ORCA report of a whole chat or plain completion of vLLM, when the request asks for one."""
         kind = request.headers.get(b"endpoint-load-metrics-format", b"").upper()
         if self._sglang or kind not in (b"TEXT", b"JSON"):
-            return self._answers.request_id(request)
+            return b""
         engine = self._engine.engine
         named = {"kv_cache_usage_perc": engine.cache.usage, "num_requests_waiting": float(engine.waiting)}
         if kind == b"TEXT":
             report = ", ".join(f"named_metrics.{name}={value}" for name, value in named.items())
         else:
             report = orjson.dumps({"named_metrics": named}).decode()
-        return b"endpoint-load-metrics: %b %b\r\n" % (kind, report.encode()) + self._answers.request_id(
-            request
-        )
+        return b"endpoint-load-metrics: %b %b\r\n" % (kind, report.encode())
 
     def _chat(self, connection: Connection, request: Request) -> None:
         ask = self._engine.reader.chat(self._answers.body(request))
@@ -192,9 +191,7 @@ class Routes:
             return False
         if request.headers.get(b"authorization") == b"Bearer " + key.encode():
             return False
-        connection.respond(
-            401, b'{"error":"Unauthorized"}', vary=False, headers=self._answers.request_id(request)
-        )
+        connection.respond(401, b'{"error":"Unauthorized"}', vary=False)
         return True
 
     def _id(self, request: Request) -> str:

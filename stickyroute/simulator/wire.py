@@ -83,6 +83,8 @@ class Connection(asyncio.Protocol):
         self, handler: Callable[[Connection, Request], None], connections: set[Connection], date: Date
     ) -> None:
         self.exchange: Exchange | None = None
+        self.behind = b""
+        """Header lines that come after all others in the reply to the request at hand."""
         self.idle_since_s = time.monotonic()
         self._handler = handler
         self._connections = connections
@@ -174,7 +176,7 @@ class Connection(asyncio.Protocol):
         """A whole reply. `headers` are further header lines, each with its CRLF."""
         kind = b"content-type: %b\r\n" % content_type if content_type is not None else b""
         self.write(
-            b"HTTP/1.1 %d %b\r\ndate: %b\r\nserver: uvicorn\r\n%bcontent-length: %d\r\n%b%b%b\r\n%b"
+            b"HTTP/1.1 %d %b\r\ndate: %b\r\nserver: uvicorn\r\n%bcontent-length: %d\r\n%b%b%b%b\r\n%b"
             % (
                 status,
                 _REASONS[status],
@@ -183,18 +185,19 @@ class Connection(asyncio.Protocol):
                 len(body),
                 kind,
                 b"vary: Origin\r\n" if vary else b"",
+                self.behind,
                 b"connection: close\r\n" if self._close_after else b"",
                 body,
             )
         )
         self.finished()
 
-    def start_stream(self, headers: bytes = b"") -> None:
+    def start_stream(self) -> None:
         """The head of a chunked event stream; `write` chunks, then `END_OF_CHUNKS`, then call `finished`."""
         self.write(
-            b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\n%bcontent-type: %b\r\nvary: Origin\r\n%b"
+            b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\ncontent-type: %b\r\nvary: Origin\r\n%b%b"
             b"transfer-encoding: chunked\r\n\r\n"
-            % (self._date(), headers, EVENTS, b"connection: close\r\n" if self._close_after else b"")
+            % (self._date(), EVENTS, self.behind, b"connection: close\r\n" if self._close_after else b"")
         )
 
     def write(self, data: bytes) -> None:
@@ -233,6 +236,7 @@ class Connection(asyncio.Protocol):
         self._taking = True
         while self._queue and not self._answering and self._transport is not None:
             self._answering = True
+            self.behind = b""
             self._handler(self, self._queue.popleft())
         self._taking = False
 
