@@ -234,9 +234,9 @@ async def test_the_target_is_forwarded_byte_for_byte(target: str) -> None:
         assert fake.requests[0].target == target
 
 
-async def test_the_target_of_a_template_keeps_its_percent_signs() -> None:
+async def test_the_target_of_a_template_is_forwarded_byte_for_byte_too() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
-        target = "/v1/responses/resp_%41bc-%7E?stream=true&starting_after=3"
+        target = "/v1/responses/resp_Ab.c-~@1?stream=true&starting_after=3&x=%2f%2F"
         assert (await proxy.ask(path=target, method="GET")).status == 200
         assert fake.requests[0].target == target
         assert fake.requests[0].method == "GET"
@@ -319,6 +319,7 @@ async def test_methods_and_paths_that_are_not_ours_touch_no_backend() -> None:
             ("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/sleep"), ("POST", "/v1/load_lora_adapter"),
             ("POST", "/start_profile"), ("GET", "/metrics"), ("POST", "/v1/chat/completions/"),
             ("POST", "/V1/chat/completions"), ("POST", "/v1/../flush_cache"), ("POST", "/v1/%63hat/completions"),
+            ("GET", "/v1/responses/..%2f..%2fflush_cache"), ("GET", "/v1/responses/../../flush_cache"),
         ]:  # fmt: skip
             reply = await proxy.ask(chat() if method == "POST" else None, method=method, path=path)
             assert reply.status == 404, (method, path)
