@@ -23,6 +23,7 @@ CLIENT_LEFT = "client_left"
 CLIENT_STALLED = "client_stalled"
 UPSTREAM_DIED = "upstream_died"
 UPSTREAM_SILENT = "upstream_silent"
+HEADER_TIMEOUT = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
 REFUSED = "refused"  # answered by the proxy itself
 
 _BODILESS = frozenset({204, 304})
@@ -208,11 +209,13 @@ class Relay:
         upstream, limits = self.upstream, self.client.limits
         if upstream is None:
             return
-        if not self.head_sent:
+        if (
+            not upstream.heard
+        ):  # silence before the first byte is an engine at work, unless configured otherwise
             if limits.response_header_s is not None and now_s - self.sent_s > limits.response_header_s:
                 self.upstream = None
                 upstream.abort()
-                self.failed("header_timeout")
+                self.failed(HEADER_TIMEOUT)
             return
         if self._paused or upstream.heard != self._heard:
             self._heard = upstream.heard
@@ -220,6 +223,9 @@ class Relay:
         elif now_s - self._fed_before_s > limits.stream_idle_s:
             self.upstream = None
             upstream.abort()
+            if not self.head_sent:
+                self.failed(HEADER_TIMEOUT)
+                return
             self.client.break_off(abruptly=not self._chunked and not self.request.minor_version)
             self._end(UPSTREAM_SILENT)
 

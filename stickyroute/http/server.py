@@ -35,7 +35,7 @@ class Server:
         self._limits = limits
         self._sweeper = sweeper
         self._handler = handler
-        self.reply_refused = on_refused
+        self.refuse = on_refused
         self.connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()

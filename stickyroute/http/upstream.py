@@ -33,6 +33,8 @@ class UpstreamConnection(asyncio.Protocol):
         "_done",
         "_eof_ends_body",
         "_error",
+        "_extra",
+        "_final",
         "_head_ready",
         "_in_body",
         "_keep",
@@ -74,6 +76,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_ready = False
         self._in_body = False
         self._done = False
+        self._extra = False
+        self._final = 0
         self._keep = False
         self._switched = False
         self._eof_ends_body = False
@@ -108,6 +112,8 @@ class UpstreamConnection(asyncio.Protocol):
                 relay.on_switched(self)
                 return
         pieces = self._pieces
+        if self._extra:  # bytes after the reply's end answer nobody
+            del pieces[self._final :]
         if pieces:
             relay.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             pieces.clear()
@@ -135,11 +141,15 @@ class UpstreamConnection(asyncio.Protocol):
 
     # httptools callbacks: they only record, so that nothing can raise inside the parser.
 
+    def on_message_begin(self) -> None:
+        self._extra = self._done
+
     def on_status(self, reason: bytes) -> None:
-        self.reason += reason
+        if not self._extra:
+            self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_body:  # trailers: none of ours, and they could contradict the head
+        if self._in_body or self._extra:  # trailers: none of ours, and they could contradict the head
             return
         lower = name.lower()
         if lower in RESPONSE_OWN:
@@ -150,9 +160,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         relay = self._relay
-        status = self.status = self._parser.get_status_code()
-        if relay is None:
+        if relay is None or self._extra:
             return
+        status = self.status = self._parser.get_status_code()
         if status == 101 and relay.request.upgrade:
             self._switched = self._head_ready = self._in_body = True
         elif status >= 200:
@@ -167,9 +177,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._error = True
 
     def on_message_complete(self) -> None:
+        if self._extra:
+            return
         if self._in_body:
             if not self._done and not self._switched:
                 self._done = True
+                self._final = len(self._pieces)
                 self._keep = self._parser.should_keep_alive()
             return
         relay = self._relay
@@ -246,7 +259,12 @@ class UpstreamConnection(asyncio.Protocol):
         if transport is None:
             return
         # A reply that came before the request was fully sent leaves bytes that nobody will want.
-        if self._keep and not transport.is_closing() and not transport.get_write_buffer_size():
+        if (
+            self._keep
+            and not self._extra
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        ):
             self.fresh = False
             self.idle_since_s = monotonic()
             self._pool.give_back(self)

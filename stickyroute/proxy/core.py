@@ -15,7 +15,7 @@ from stickyroute.fleet import Fleet, Pool
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
 from stickyroute.http.pool import CONNECT_FAILURES
-from stickyroute.http.relay import COMPLETE
+from stickyroute.http.relay import COMPLETE, HEADER_TIMEOUT
 from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
 from stickyroute.metrics import Metrics
 from stickyroute.openai.request import Asked, parse
@@ -84,7 +84,7 @@ class Proxy:
         except StickyrouteError as problem:
             self._front.refuse(client, request, problem, route)
             return
-        exchange = client.relay = Exchange(self, client, request, route, pool, keys)
+        exchange = client.relay = Exchange(self, client, request, route, asked.model, pool, keys)
         self.in_flight += 1
         self._budget.record_request()
         self._attempt(exchange)
@@ -163,7 +163,7 @@ class Proxy:
             self._attempt(exchange)
         elif failure in (BROKEN, GARBAGE):
             self._answer(exchange, UpstreamFailed("the backend broke off its reply"))
-        elif failure == "header_timeout":
+        elif failure == HEADER_TIMEOUT:
             # Never tried again for slowness alone: the engine may be running it.
             self._answer(exchange, GatewayTimeout("the backend did not begin to reply in time"))
         elif not self._again(exchange, failure):
@@ -171,7 +171,7 @@ class Proxy:
 
     def _again(self, exchange: Exchange, kind: str) -> bool:
         """Drop the attempt at hand for a further one, if limit, budget and fleet allow it."""
-        if exchange.attempts > self._retries_max or exchange.request.upgrade:
+        if exchange.attempts > self._retries_max:
             return False
         if self._router.route(exchange.keys, exchange.pool.view, exchange.tried) is None:
             return False
@@ -229,6 +229,7 @@ class Proxy:
                 peer=exchange.client.peer,
                 method=request.method,
                 route=template,
+                model=exchange.model,
                 pool=pool,
                 key=exchange.keys.affinity,
                 key_source=exchange.keys.source,

@@ -46,7 +46,7 @@ class Core(Protocol):
 class Exchange(Relay):
     """State of one proxied request. `slot` is the backend of the current attempt, -1 before the first."""
 
-    __slots__ = ("_core", "attempts", "keys", "lease", "pool", "reason", "route", "slot", "tried")
+    __slots__ = ("_core", "attempts", "keys", "lease", "model", "pool", "reason", "route", "slot", "tried")
 
     def __init__(
         self,
@@ -54,12 +54,14 @@ class Exchange(Relay):
         client: ClientConnection,
         request: Request,
         route: Route,
+        model: str | None,
         pool: Pool,
         keys: RequestKeys,
     ) -> None:
         super().__init__(client, request)
         self._core = core
         self.route = route
+        self.model = model
         self.pool = pool
         self.keys = keys
         self.tried: list[int] = []
