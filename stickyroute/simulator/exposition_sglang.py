@@ -35,7 +35,6 @@ def sglang(config: EngineConfig, engine: Engine, observed: Observed) -> bytes:
         ("kv_available_tokens", cache.capacity_tokens - cache.used_tokens - cache.evictable_tokens),
         ("kv_evictable_tokens", cache.evictable_tokens),
         ("kv_used_tokens", cache.used_tokens),
-        ("num_retracted_reqs", counters.preemptions),
     ):
         text.gauge(f"sglang:{name}", value)
     text.histogram("sglang:queue_time_seconds", observed.queue_s)

@@ -25,6 +25,11 @@ SGLANG_ITL: Final = _bounds(
     "0.002 0.004 0.006 0.008 0.01 0.015 0.02 0.025 0.03 0.035 0.04 0.06 0.08 0.1 0.2 0.4 0.6 0.8 1 2 4 6 8"
 )
 SGLANG_LATENCY: Final = _bounds("0.1 0.2 0.4 0.6 0.8 1 2 4 6 8 10 20 40 60 80 100 200 400 600 1200 1800 2400")
+SGLANG_QUEUE: Final = _bounds(
+    "0 0.001 0.005 0.01 0.05 0.1 0.2 0.5 1 2 3 4 5 10 15 20 30 40 50 60 70 80 90 100 200 300 400 500 600 "
+    "700 800 "
+    "900 1000 1200 1400 1600 1800 2000 2500 3000"
+)
 
 
 class Histogram:
@@ -55,7 +60,7 @@ class Observed:
         self.ttft_s = Histogram(VLLM_TTFT if vllm else SGLANG_TTFT)
         self.itl_s = Histogram(VLLM_ITL if vllm else SGLANG_ITL)
         self.latency_s = Histogram(VLLM_LATENCY if vllm else SGLANG_LATENCY)
-        self.queue_s = Histogram(VLLM_LATENCY if vllm else SGLANG_TTFT)
+        self.queue_s = Histogram(VLLM_LATENCY if vllm else SGLANG_QUEUE)
         self.prefill_s = Histogram(VLLM_LATENCY)
         self.finished: Counter[str] = Counter()
         self.rejected = 0

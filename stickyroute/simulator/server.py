@@ -25,20 +25,16 @@ from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
 from stickyroute.simulator.generation import Choice, Generation
 from stickyroute.simulator.keys import block_keys
 from stickyroute.simulator.observed import Observed
-from stickyroute.simulator.replies import Reply, Usage, WholeReply, event
+from stickyroute.simulator.replies import Reply, Usage, WholeReply
 from stickyroute.simulator.routes import Routes
 from stickyroute.simulator.tokens import load_tokenizer
-from stickyroute.simulator.wire import Connection, Date, Request
+from stickyroute.simulator.wire import Connection, Date, Request, chunk
 
-_CORE_DIED = event(
-    {
-        "error": {
-            "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-            "type": "InternalServerError",
-            "param": None,
-            "code": 500,
-        }
-    }
+# Spaces and all: this one event isn't written by the fast encoder.
+_CORE_DIED = chunk(
+    b'data: {"error": {"message": "EngineCore encountered an issue. '
+    b'See stack trace (above) for the root cause.", '
+    b'"type": "InternalServerError", "param": null, "code": 500}}\n\n'
 )
 _IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
 

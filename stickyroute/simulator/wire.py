@@ -45,15 +45,18 @@ class Exchange(Protocol):
 class Request:
     """One complete request. `headers` are lower-cased; of a repeated one, the last counts."""
 
-    __slots__ = ("body", "headers", "method", "path", "query")
+    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
 
-    def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+    def __init__(
+        self, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool
+    ) -> None:
         self.method = method
         path, _, query = target.partition(b"?")
         self.path = path.decode("latin-1")
         self.query = query.decode("latin-1")
         self.headers = headers
         self.body = body
+        self.keep_alive = keep_alive
 
 
 def chunk(data: bytes) -> bytes:
@@ -154,9 +157,9 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         method = self._parser.get_method().decode("latin-1")
-        if not self._parser.should_keep_alive():
-            self._close_after = True
-        self._queue.append(Request(method, self._target, self._headers, b"".join(self._body)))
+        body = b"".join(self._body)
+        keep_alive = self._parser.should_keep_alive()
+        self._queue.append(Request(method, self._target, self._headers, body, keep_alive))
         self._next()
 
     # answers
@@ -237,7 +240,9 @@ class Connection(asyncio.Protocol):
         while self._queue and not self._answering and self._transport is not None:
             self._answering = True
             self.behind = b""
-            self._handler(self, self._queue.popleft())
+            request = self._queue.popleft()
+            self._close_after = not request.keep_alive
+            self._handler(self, request)
         self._taking = False
 
     def _bad_request(self) -> None:
