@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, Protocol
 
 NOT_CACHED: Final = -1
 
@@ -40,6 +40,42 @@ class Held:
         self.blocks: list[int] = []
         self.registered = 0
         self.room_tokens = 0
+
+
+class PrefixCache(Protocol):
+    """What a scheduler needs of a cache; `BlockCache` and `radix.RadixCache` are two. Each has its own kind
+    of `held`, which it makes in `open` and which nobody else looks into, its `room_tokens` apart."""
+
+    block_size: int
+    releases: int
+
+    @property
+    def capacity_tokens(self) -> int: ...
+
+    @property
+    def usage(self) -> float: ...
+
+    @property
+    def used_tokens(self) -> int: ...
+
+    @property
+    def evictable_tokens(self) -> int: ...
+
+    def resident(self) -> set[int]: ...
+
+    def open(self, keys: Sequence[int], source: object = None) -> Any: ...
+
+    def lookup(self, held: Any, tokens: int) -> int: ...
+
+    def admit(self, held: Any, hit_tokens: int, tokens: int, must_fit_tokens: int) -> bool: ...
+
+    def grow(self, held: Any, tokens: int) -> bool: ...
+
+    def register(self, held: Any, tokens: int, answering: bool = False) -> None: ...
+
+    def release(self, held: Any) -> None: ...
+
+    def clear(self) -> None: ...
 
 
 class BlockCache:
@@ -147,19 +183,17 @@ class BlockCache:
         return self.grow(held, tokens)
 
     def grow(self, held: Held, tokens: int) -> bool:
-        """Room for `tokens` in all, of which every full block becomes a hit for others. False if it does
-        not fit."""
-        size = self.block_size
-        missing = -(-tokens // size) - len(held.blocks)
+        """Room for `tokens` in all. False if it does not fit."""
+        missing = -(-tokens // self.block_size) - len(held.blocks)
         if missing > 0:
             if missing > self.free_blocks:
                 return False
             self._take(held, missing)
-        self.register(held, tokens)
         return True
 
-    def register(self, held: Held, tokens: int) -> None:
-        """Make the full blocks among the first `tokens` hits. They are computed, or scheduled to be."""
+    def register(self, held: Held, tokens: int, answering: bool = False) -> None:
+        """Make the full blocks among the first `tokens` hits: they are computed, or scheduled to be. Whether
+        they are of a prompt or of an answer makes no difference here."""
         first = held.registered
         last = min(tokens // self.block_size, len(held.blocks), len(held.keys))
         if last <= first:

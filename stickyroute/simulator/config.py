@@ -23,10 +23,11 @@ class EngineConfig:
     `report_cached` is --enable-prompt-tokens-details (SGLang: --enable-cache-report), `max_queued`
     --max-num-queued-reqs (running and waiting; SGLang's --max-queued-requests counts the waiting only),
     `track_load` --enable-server-load-tracking, `request_id_headers` --enable-request-id-headers.
-    `answer_tokens` is how long an answer gets when the client sets no limit. `adapters` are further model
-    names with caches of their own. `tokenizer` is a tokenizer.json; without one, four bytes make a token.
-    `kv_events` and `kv_replay` are ZMQ addresses to bind, which needs the extra `kv-events`.
-    `faults` are (seconds after start, fault) pairs; see `faults`.
+    `page_size` is SGLang's: how many tokens its radix tree tells apart. `answer_tokens` is how long an
+    answer gets when the client sets no limit. `adapters` are further model names with caches of their own.
+    `tokenizer` is a tokenizer.json; without one, four bytes make a token. `kv_events` and `kv_replay` are
+    ZMQ addresses to bind, which needs the extra `kv-events`. `faults` are (seconds after start, fault)
+    pairs; see `faults`.
     """
 
     profile: Profile = DEMO
@@ -39,6 +40,7 @@ class EngineConfig:
     max_queued: int | None = None
     track_load: bool = True
     request_id_headers: bool = False
+    page_size: int = 1
     answer_tokens: int = 128
     tokenizer: Path | None = None
     kv_events: str | None = None

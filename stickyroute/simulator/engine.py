@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from stickyroute.simulator.cache import BlockCache
+from stickyroute.simulator.cache import BlockCache, PrefixCache
 from stickyroute.simulator.profiles import Profile
 from stickyroute.simulator.scheduler import Counters, Scheduler, Sequence, Step
 
@@ -34,9 +34,11 @@ class Engine:
     GPU).
     """
 
-    def __init__(self, profile: Profile, cache: BlockCache | None = None, trace: bool = False) -> None:
+    def __init__(self, profile: Profile, cache: PrefixCache | None = None, trace: bool = False) -> None:
         self.profile = profile
-        self.cache = cache if cache is not None else BlockCache(profile.blocks, profile.block_size)
+        self.cache: PrefixCache = (
+            cache if cache is not None else BlockCache(profile.blocks, profile.block_size)
+        )
         self.next_step_s = math.inf
         """When the running step is over; infinite while idle."""
         self.busy_s = 0.0

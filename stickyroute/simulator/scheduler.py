@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from stickyroute.simulator.cache import BlockCache, Held
+from stickyroute.simulator.cache import PrefixCache
 from stickyroute.simulator.profiles import Profile
 from stickyroute.simulator.timing import attended_pairs
 
@@ -61,7 +62,7 @@ class Sequence:
         output_tokens: int,
         owner: object,
         arrived_s: float,
-        held: Held,
+        held: Any,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
@@ -115,7 +116,7 @@ class Counters:
 class Scheduler:
     """With `trace`, every step lists every sequence that gets a token; without, only first and last ones."""
 
-    def __init__(self, profile: Profile, cache: BlockCache, trace: bool = False) -> None:
+    def __init__(self, profile: Profile, cache: PrefixCache, trace: bool = False) -> None:
         if profile.batched_tokens < profile.sequences:
             raise ValueError(
                 "batched_tokens must be at least sequences: every decode gets a token in every step"
@@ -197,11 +198,13 @@ class Scheduler:
         for sequence in self._needs.pop(tick, ()):
             if sequence.needs_tick != tick:
                 continue  # it was preempted or left since
-            while not self.cache.grow(sequence.held, sequence.computed + tick - sequence.joined_tick):
+            computed = sequence.computed + tick - sequence.joined_tick
+            while not self.cache.grow(sequence.held, computed):
                 preempted = True
                 if self._preempt_youngest(tick) is sequence:
                     break
             else:
+                self.cache.register(sequence.held, computed, answering=True)
                 self._schedule_need(sequence)
         step.decodes = step.produced = count = len(decoding)
         step.context = self._offsets + count * tick
@@ -258,6 +261,7 @@ class Scheduler:
         step.prefill_tokens += chunk
         step.pairs += attended_pairs(sequence.computed, chunk)
         sequence.computed += chunk
+        self.cache.register(sequence.held, sequence.computed)
         if sequence.computed < sequence.prompt_tokens + sequence.generated:
             self._partial = sequence
             return

@@ -18,13 +18,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from stickyroute.simulator.asks import Ask, Reader, Refused
-from stickyroute.simulator.cache import BlockCache
+from stickyroute.simulator.cache import BlockCache, PrefixCache
 from stickyroute.simulator.config import EngineConfig
 from stickyroute.simulator.engine import Engine, StepDone
 from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
 from stickyroute.simulator.generation import Choice, Generation
 from stickyroute.simulator.keys import block_keys
 from stickyroute.simulator.observed import Observed
+from stickyroute.simulator.radix import RadixCache
 from stickyroute.simulator.replies import Reply, Usage, WholeReply
 from stickyroute.simulator.routes import Routes
 from stickyroute.simulator.tokens import load_tokenizer
@@ -206,7 +207,12 @@ class RunningEngine:
 
     def _reset_state(self) -> None:
         profile = self.config.profile
-        self.engine = Engine(profile, BlockCache(profile.blocks, profile.block_size), trace=True)
+        cache: PrefixCache
+        if self.config.dialect == "sglang":
+            cache = RadixCache(profile.blocks * profile.block_size, self.config.page_size)
+        else:
+            cache = BlockCache(profile.blocks, profile.block_size)
+        self.engine = Engine(profile, cache, trace=True)
         self.observed = Observed(self.config.dialect, time.time())
         self._started_s = self._loop.time()
         self._apply_faults()

@@ -6,11 +6,19 @@ from stickyroute.simulator.cache import BlockCache
 from stickyroute.simulator.keys import block_keys, namespace, token_buffer
 
 
+def admit(cache, held, hit, tokens, must_fit=None):
+    """Admission of a prompt, computed at once up to `tokens`."""
+    if not cache.admit(held, hit, tokens, must_fit or tokens):
+        return False
+    cache.register(held, tokens)
+    return True
+
+
 def run(cache, keys, tokens):
     """One prompt from admission to release; what it found."""
     held = cache.open(keys)
     hit = cache.lookup(held, tokens)
-    assert cache.admit(held, hit, tokens, tokens)
+    assert admit(cache, held, hit, tokens)
     cache.release(held)
     return hit
 
@@ -26,7 +34,7 @@ def test_only_full_blocks_hit_and_never_the_last_token():
 def test_a_finished_prompt_stays_resident_but_counts_as_free():
     cache = BlockCache(blocks=11, block_size=4)
     held = cache.open([1, 2])
-    assert cache.admit(held, 0, 8, 8)
+    assert admit(cache, held, 0, 8, 8)
     assert cache.usage == pytest.approx(0.2)  # 2 of 10: one of the 11 is the null block
     cache.release(held)
     assert cache.usage == 0.0
@@ -50,10 +58,10 @@ def test_eviction_takes_the_least_recently_used_prompt_from_its_tail():
 def test_blocks_in_use_are_never_evicted():
     cache = BlockCache(blocks=4, block_size=4)
     held = cache.open([1, 2])
-    assert cache.admit(held, 0, 8, 8)
+    assert admit(cache, held, 0, 8, 8)
     other = cache.open([3, 4])
-    assert not cache.admit(other, 0, 8, 8)
-    assert cache.admit(other, 0, 4, 4)
+    assert not admit(cache, other, 0, 8, 8)
+    assert admit(cache, other, 0, 4, 4)
     assert not cache.grow(other, 8)
     assert cache.resident() == {1, 2, 3}
 
@@ -63,16 +71,16 @@ def test_admission_asks_for_the_whole_prompt_and_counts_idle_hits_as_needed():
     run(cache, [1, 2, 3], 12)
     held = cache.open([1, 2, 3, 4, 5])
     assert cache.lookup(held, 20) == 12
-    assert not cache.admit(held, 12, 16, 20)  # three hits and two more blocks, four in all
-    assert cache.admit(held, 12, 16, 16)
+    assert not admit(cache, held, 12, 16, 20)  # three hits and two more blocks, four in all
+    assert admit(cache, held, 12, 16, 16)
 
 
 def test_two_prompts_share_what_is_in_use():
     cache = BlockCache(blocks=6, block_size=4)
     first, second = cache.open([1, 2]), cache.open([1, 9])
-    assert cache.admit(first, 0, 8, 8)
+    assert admit(cache, first, 0, 8, 8)
     assert cache.lookup(second, 8) == 4
-    assert cache.admit(second, 4, 8, 8)
+    assert admit(cache, second, 4, 8, 8)
     assert cache.used_tokens == 12
     cache.release(first)
     assert cache.used_tokens == 8  # 1 is still held by the second
@@ -98,8 +106,9 @@ def test_every_change_is_told():
         on_removed=lambda key: log.append(("removed", key)),
     )
     held = cache.open([1, 2, 3], source="a")
-    assert cache.admit(held, 0, 6, 6)
+    assert admit(cache, held, 0, 6, 6)
     assert cache.grow(held, 8)
+    cache.register(held, 8)
     cache.release(held)
     run(cache, [5, 6], 8)
     assert log == [("stored", "a", [1]), ("stored", "a", [2]), ("removed", 2), ("stored", None, [5, 6])]
@@ -109,7 +118,7 @@ def test_clear_forgets_what_is_idle_and_what_is_in_use():
     cache = BlockCache(blocks=6, block_size=4)
     run(cache, [1], 4)
     held = cache.open([2])
-    assert cache.admit(held, 0, 4, 4)
+    assert admit(cache, held, 0, 4, 4)
     cache.clear()
     assert cache.resident() == set()
     cache.release(held)
@@ -126,7 +135,7 @@ def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operatio
         keys = [hash((prompt, i)) for i in range(tokens // 4)]
         held = cache.open(keys)
         hit = cache.lookup(held, tokens)
-        if cache.admit(held, hit, tokens, tokens):
+        if admit(cache, held, hit, tokens, tokens):
             held_open.append(held)
         if finish and held_open:
             cache.release(held_open.pop(0))

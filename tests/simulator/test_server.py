@@ -23,7 +23,7 @@ def cached(reply):
 
 async def until(condition):
     """Let the loop run until something became true; the test's own timeout ends a wait for nothing."""
-    while not condition():  # noqa: ASYNC110 - what is waited for is inside the engine, which has no event for it
+    while not condition():
         await asyncio.sleep(0.001)
 
 
