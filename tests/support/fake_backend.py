@@ -83,10 +83,8 @@ class Call:
         """Write raw bytes and wait until the transport takes more. Raises PeerGone."""
         await self.connection.send(data)
 
-    async def start(
-        self, status: int = 200, fields: Fields = (), *, framing: str = "chunked", length: int | None = None
-    ) -> None:
-        """Send a reply's head. `framing`: length, chunked, close or none."""
+    def head_of(self, status: int, fields: Fields, framing: str, length: int | None) -> bytes:
+        """A reply's head. `framing`: length, chunked, close or none."""
         lines = [f"HTTP/1.1 {status} Whatever"]
         lines += [f"{name}: {value}" for name, value in fields]
         self._chunked = framing == "chunked"
@@ -96,7 +94,13 @@ class Call:
             lines.append("Transfer-Encoding: chunked")
         elif framing == "close":
             lines.append("Connection: close")
-        await self.send("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    async def start(
+        self, status: int = 200, fields: Fields = (), *, framing: str = "chunked", length: int | None = None
+    ) -> None:
+        """Send a reply's head."""
+        await self.send(self.head_of(status, fields, framing, length))
 
     async def piece(self, data: bytes) -> None:
         """Send a piece of body in the framing that was chosen."""
@@ -460,7 +464,11 @@ def reply(
         fields = [*fields, ("Content-Encoding", "gzip")]
 
     async def script(call: Call) -> None:
-        await call.start(status, fields, framing=framing, length=len(body))
+        head = call.head_of(status, fields, framing, len(body))
+        if framing == "length":
+            await call.send(head if call.method == "HEAD" else head + body)
+            return
+        await call.send(head)
         if body and call.method != "HEAD":
             await call.piece(body)
         await call.end(framing)

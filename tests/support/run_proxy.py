@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -99,7 +100,12 @@ def entry(backend: FakeBackend | dict[str, Any] | str) -> dict[str, Any] | str:
 
 @asynccontextmanager
 async def run_proxy(backends: Backends, **settings: Any) -> AsyncIterator[RunningProxy]:
-    """A proxy in front of `backends` on free ports of 127.0.0.1; `settings` as in the configuration file."""
+    """A proxy in front of `backends` on free ports of 127.0.0.1; `settings` as in the configuration file.
+
+    An exception that reaches the event loop meanwhile, from a callback or a lost task, fails the test.
+    """
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     values = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}
     app = App(Settings(backends=[entry(backend) for backend in backends], **values))
     await app.start()
@@ -107,6 +113,13 @@ async def run_proxy(backends: Backends, **settings: Any) -> AsyncIterator[Runnin
         yield RunningProxy(app)
     finally:
         await app.stop(0.0)
+    assert not unhandled, "\n".join(_told(context) for context in unhandled)
+
+
+def _told(context: dict[str, Any]) -> str:
+    exception = context.get("exception")
+    trace = traceback.format_exception(exception) if exception is not None else []
+    return f"{context.get('message')}\n{''.join(trace)}"
 
 
 class ServeProcess(Proxy):

@@ -156,6 +156,17 @@ async def test_an_upgrade_that_is_not_offered_on_a_route_is_a_plain_request(toke
         assert fake.requests[-1].path == CHAT
 
 
+async def test_many_upgrades_that_are_not_offered_in_one_write() -> None:
+    async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
+        offers = [
+            request(chat(f"{i}"), path=f"{CHAT}?n={i}", headers={"Connection": "Upgrade", "Upgrade": "h2c"}) for i in range(200)
+        ]
+        client.send(b"".join(offers))
+        for i in range(200):
+            assert (await client.response()).json["target"] == f"{CHAT}?n={i}"
+        assert len(fake.requests) == 200
+
+
 async def test_a_websocket_upgrade_with_a_body_smuggles_nothing() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
         inner = request(path=f"{CHAT}?smuggled")
