@@ -77,8 +77,7 @@ class Pools:
             return self.anyone
         pool = self.by_model.get(model)
         if pool is None:
-            base, colon, _ = model.partition(":")
-            pool = (self._adapting.get(base) if colon else None) or self._unlisted
+            pool = self._adapting.get(model.partition(":")[0]) or self._unlisted
         return pool
 
     def _view(self, slots: Sequence[int] | set[int], old: dict[tuple[int, ...], FleetView]) -> FleetView:

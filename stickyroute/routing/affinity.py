@@ -76,7 +76,7 @@ class AffinityRule:
     def _hash(
         self, headers: Mapping[bytes, bytes], asked: Asked, tenant: str, source: bytes, value: bytes | str
     ) -> int:
-        """Every part with its length before it, so that no two different tuples spell the same bytes."""
+        """Every part but the last after its length: no two different requests spell the same bytes."""
         if isinstance(value, str):
             value = value.encode("utf-8", "surrogatepass")
         owner = tenant.encode("utf-8", "surrogatepass") if tenant else b""
@@ -84,10 +84,10 @@ class AffinityRule:
         model = asked.model.encode("utf-8", "surrogatepass") if asked.model is not None else b""
         space = _namespace(asked.body) if asked.body is not None else b""
         return xxh3_64_intdigest(
-            b"%d:%b%d:%b%d:%b%d:%b%d:%b%d:%b"
+            b"%d:%b%d:%b%d:%b%d:%b%d:%b%b"
             % (
                 *(len(owner), owner, len(named), named, len(model), model),
-                *(len(space), space, len(source), source, len(value), value),
+                *(len(space), space, len(source), source, value),
             )
         )
 

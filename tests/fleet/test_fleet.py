@@ -241,6 +241,10 @@ def test_an_adapter_of_a_model_that_sglang_serves() -> None:
     assert members(two, "m1-lora") == ["vllm"]
     assert members(two, "m2:poet") is None
     assert members(two, "m1-lora:poet") is None
+    three = fleet("sglang", "starting", "vllm")
+    three.record_models(0, rows("m1", owned_by="sglang"))
+    three.record_models(2, rows("m1", owned_by="vllm"))
+    assert members(three, "m1:poet") == ["sglang", "starting"]
     pool = two.pool("m1:poet")
     assert pool is not None
     assert pool.label == "m1", "a label never comes from a client"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.openai.prompt import prompt_head
+from stickyroute.openai.request import parse
 from stickyroute.openai.routes import Shape
 from tests.openai.test_request import JSON, READ
 
@@ -63,6 +65,12 @@ def test_every_part_of_the_head_makes_a_difference() -> None:
         chat(said("user", "q"), documents=[{"text": "d"}]),
         chat(said("assistant", "a"), said("user", "q")),
         chat(said("assistant", "aq")),
+        chat(
+            said("assistant", "a"), {**said("assistant", None), "tool_calls": [{"id": 1}]}, said("user", "q")
+        ),
+        chat(
+            said("assistant", "a"), {**said("assistant", None), "tool_calls": [{"id": 2}]}, said("user", "q")
+        ),
         chat(said("user", "")),
     ]
     assert len(set(heads)) == len(heads)
@@ -249,6 +257,40 @@ def test_a_limit_met_inside_a_marker_cuts_there(limit: int) -> None:
         "tools": [{"n": "z" * 100_000}],
     }
     assert len(prompt_head(Shape.MESSAGES, body, limit)) == limit
+
+
+@pytest.mark.parametrize("limit", [1, 5, 8, 9, 10, 16])
+@pytest.mark.parametrize(
+    ("shape", "body"),
+    [
+        (Shape.CHAT, {"messages": [said("s" * 1_000_000, "x")]}),
+        (Shape.CHAT, {"messages": [said("user", "x" * 1_000_000)]}),
+        (Shape.CHAT, {"messages": [said("system", billed(1) + "\n" + "x" * 1_000_000)]}),
+        (Shape.CHAT, {"messages": ["x" * 1_000_000]}),
+        (Shape.CHAT, {"messages": [], "tools": [{"k" * 1_000_000: 1}]}),
+        (Shape.MESSAGES, {"system": "x" * 1_000_000, "messages": [said("user", "y" * 1_000_000)]}),
+        (Shape.RESPONSES, {"instructions": "x" * 10, "input": "y" * 1_000_000}),
+        (Shape.RESPONSES, {"instructions": "x" * 10, "input": [1] * 1_000_000}),
+        (Shape.COMPLETIONS, {"prompt": "x" * 1_000_000}),
+        (Shape.COMPLETIONS, {"prompt": [1] * 1_000_000}),
+    ],
+)
+def test_long_texts_are_cut_before_they_are_copied(shape: Shape, body: dict[str, Any], limit: int) -> None:
+    tracemalloc.start()
+    try:
+        prompt_head(shape, body, limit)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100_000
+
+
+def test_deep_nesting_is_left_where_it_gets_absurd() -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    for field in (b"tools", b"messages", b"documents"):
+        asked = parse(Shape.CHAT, b'{"model": "m", "%b": %b}' % (field, deep), strict=True)
+        assert asked.body is not None
+        assert prompt_head(Shape.CHAT, asked.body, 10_000).count(b"[") <= 33
 
 
 FIELDS = ["messages", "system", "tools", "instructions", "input", "prompt", "documents", "prompt_embeds"]

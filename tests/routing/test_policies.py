@@ -126,6 +126,11 @@ def test_of_two_pools_each_rotates_by_itself(policy: str) -> None:
     assert set(counts.values()) == {50}
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_of_those_without_weight_the_least_loaded_helps_out(policy: str) -> None:
+    assert choose(policy, pool([0, 0, 0, 1], loads=[3, 1, 2, 0], down=[3]), RequestKeys(5, "")).slot == 1
+
+
 # One by one.
 
 
@@ -189,10 +194,14 @@ def test_the_bound_goes_by_weight() -> None:
 
 
 def test_what_is_unavailable_has_no_share() -> None:
-    """Two of four are gone. Of the 8 left in flight 4 stay per backend: over four backends the bound would be
-    ceil(1.25 * 9 / 4) = 3 and everything would spill; over the two it is ceil(1.25 * 9 / 2) = 6."""
-    view = pool([1] * 4, loads=[4, 4, 0, 0], down=[2, 3])
-    assert choose("bounded_ring", view, key_at(view, 0)) == (0, "home")
+    """Two of four are gone, the others have 4 and 3 in flight: over four backends the bound would be
+    ceil(1.25 * 8 / 4) = 3 and everything would spill; over the two it is ceil(1.25 * 8 / 2) = 5. What still
+    runs on the ones that are gone is no load of the others."""
+    view = pool([1] * 4, loads=[4, 3, 50, 0], down=[2, 3])
+    keys = key_at(view, 0)
+    assert choose("bounded_ring", view, keys) == (0, "home")
+    view.in_flight[0] = 8  # the bound is ceil(1.25 * 12 / 2) = 8
+    assert choose("bounded_ring", view, keys) == (1, "spill")
 
 
 def test_where_only_full_ones_are_left_the_least_loaded_takes_it() -> None:

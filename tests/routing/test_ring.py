@@ -156,6 +156,7 @@ def test_a_single_point_owns_everything() -> None:
 def test_points_that_collide_go_to_the_smallest_name_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 possible points for 3 x 16: nearly every one is contested."""
     monkeypatch.setattr(ring_module, "_point", lambda label: xxh3_64_intdigest(label.encode()) >> 60 << 60)
+    points = {name: {ring_module._point(f"{name}-{i}") for i in range(16)} for name in "abc"}
     maps = []
     for names in permutations("abc"):
         ring = build(dict.fromkeys(names, 1))
@@ -163,6 +164,9 @@ def test_points_that_collide_go_to_the_smallest_name_in_any_order(monkeypatch: p
         without_a = homes(build({name: 1 for name in names if name != "a"}))
         assert all(new == old for old, new in zip(maps[-1], without_a, strict=True) if old != "a")
     assert all(one == maps[0] for one in maps)
+    ring = build(dict.fromkeys("abc", 1))
+    for point in sorted(set().union(*points.values())):
+        assert ring.members[ring.home(point - 1)] == min(name for name in "abc" if point in points[name])
 
 
 def test_the_ends_of_the_key_space_are_on_the_ring() -> None:
