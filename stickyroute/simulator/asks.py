@@ -40,11 +40,14 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Ask:
     """`prompts` are token buffers; each is answered `n` times with `output_tokens` tokens, ending for
-    `reason` ("length" when the client set the limit, else "stop"). `root` is the cache namespace."""
+    `reason` ("length" when the client set the limit, else "stop"). `root` is the cache namespace of model,
+    adapter and salt."""
 
     model: str
     prompts: list[array[int]]
     root: int
+    adapter: str | None
+    salt: str | None
     n: int
     output_tokens: int
     reason: str
@@ -215,11 +218,14 @@ class Reader:
             self._check_length(len(prompt), output_tokens)
         options = body.get("stream_options")
         n = body.get("n")
-        salt = body.get("cache_salt")
+        salt = str(body["cache_salt"]) if body.get("cache_salt") else None
+        adapter = model if model in config.adapters else None
         return Ask(
             model=model,
             prompts=prompts,
-            root=namespace(config.model, model if model in config.adapters else "", str(salt or "")),
+            root=namespace(config.model, adapter or "", salt or ""),
+            adapter=adapter,
+            salt=salt,
             n=n if isinstance(n, int) and n > 0 else 1,
             output_tokens=output_tokens,
             reason=reason,

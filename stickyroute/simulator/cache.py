@@ -82,7 +82,8 @@ class BlockCache:
     """`blocks` as the engine reports them (num_gpu_blocks), of `block_size` tokens each.
 
     `on_stored(held, first, last)` and `on_removed(key)` are told about every change of what is resident:
-    blocks `first` to `last` (exclusive) of a sequence became hits, or one block with `key` was evicted.
+    blocks `first` to `last` (exclusive) of a sequence became hits, or one block with `key` was evicted;
+    `on_cleared()` says that nothing is resident any more.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class BlockCache:
         block_size: int = 16,
         on_stored: Callable[[Held, int, int], None] | None = None,
         on_removed: Callable[[int], None] | None = None,
+        on_cleared: Callable[[], None] | None = None,
     ) -> None:
         if blocks < 2 or block_size < 1:
             raise ValueError(f"a cache needs two blocks of one token at least, not {blocks} of {block_size}")
@@ -98,6 +100,7 @@ class BlockCache:
         self.block_size = block_size
         self.on_stored = on_stored
         self.on_removed = on_removed
+        self.on_cleared = on_cleared
         self.releases = 0
         """How often something was given back: while it stands still, what did not fit won't, unless it
         gets hits."""
@@ -229,9 +232,8 @@ class BlockCache:
 
     def clear(self) -> None:
         """Forget every block that nobody references; those in use stop being hits."""
-        for key in self._where:
-            if self.on_removed is not None:
-                self.on_removed(key)
+        if self.on_cleared is not None:
+            self.on_cleared()
         self._where.clear()
         self._twins.clear()
         self._key_of = [NOT_CACHED] * self.blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from stickyroute.errors import ConfigError
 from stickyroute.simulator.config import EngineConfig
 from stickyroute.simulator.profiles import PROFILES
 from stickyroute.simulator.server import serve_engines
@@ -49,6 +51,13 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--tokenizer", type=Path, help="a tokenizer.json (needs the package tokenizers)")
     flags.add_argument(
+        "--kv-events",
+        metavar="ENDPOINT",
+        help="publish KV events, for example on tcp://*:5557; each further engine takes the next port",
+    )
+    flags.add_argument("--kv-replay", metavar="ENDPOINT", help="where missed KV events are replayed")
+    flags.add_argument("--kv-topic", default="", help="the topic of KV events (default empty)")
+    flags.add_argument(
         "--fault",
         action="append",
         default=[],
@@ -80,8 +89,27 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
         max_queued=args.max_queued,
         answer_tokens=args.answer_tokens,
         tokenizer=args.tokenizer,
+        kv_events=args.kv_events,
+        kv_replay=args.kv_replay,
+        kv_topic=args.kv_topic,
         faults=tuple(faults),
     )
+
+
+def fleet(config: EngineConfig, count: int) -> list[EngineConfig]:
+    """One config an engine: alike, but for the ports of their KV events."""
+    return [
+        replace(config, kv_events=_nth(config.kv_events, index), kv_replay=_nth(config.kv_replay, index))
+        for index in range(count)
+    ]
+
+
+def _nth(endpoint: str | None, index: int) -> str | None:
+    """A ZMQ endpoint with its port, or the end of its path, moved on by `index`."""
+    if endpoint is None:
+        return None
+    head, sep, port = endpoint.rpartition(":")
+    return f"{head}{sep}{int(port) + index}" if port.isdigit() else f"{endpoint}{index}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,17 +118,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = config_of(args)
         return uvloop.run(_serve(config, args.engines, args.host, args.port))
-    except (ValueError, OSError) as failure:
+    except (ValueError, OSError, ConfigError) as failure:
         print(f"stickyroute simulate: {failure}", file=sys.stderr)
         return 1
 
 
 async def _serve(config: EngineConfig, count: int, host: str, port: int) -> int:
-    engines = await serve_engines([config] * count, host, port)
+    engines = await serve_engines(fleet(config, count), host, port)
     for engine in engines:
         print(f"{engine.url}  {config.dialect} {config.model}  {config.profile.name}", flush=True)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    gc.freeze()  # caches are big and live long: looking through them again and again delays steps
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()

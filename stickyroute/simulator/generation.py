@@ -9,20 +9,23 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from stickyroute.simulator.faults import Fault
+from stickyroute.simulator.kvevents import Origin
 from stickyroute.simulator.replies import DONE, Reply, Usage, WholeReply
 from stickyroute.simulator.scheduler import Sequence
 from stickyroute.simulator.wire import END_OF_CHUNKS, JSON, Connection
 
 
 class Choice:
-    """One sequence of a request: the text it will say, and how much of it is out. `last_s` is engine time."""
+    """One sequence of a request: the text it will say, and how much of it is out. `last_s` is engine time;
+    `origin` is told with KV events."""
 
-    __slots__ = ("generation", "index", "last_s", "pieces", "sent", "sequence")
+    __slots__ = ("generation", "index", "last_s", "origin", "pieces", "sent", "sequence")
 
-    def __init__(self, generation: Generation, index: int, pieces: Seq[str]) -> None:
+    def __init__(self, generation: Generation, index: int, pieces: Seq[str], origin: Origin) -> None:
         self.generation = generation
         self.index = index
         self.pieces = pieces
+        self.origin = origin
         self.sent = 0
         self.last_s = 0.0
         self.sequence: Sequence | None = None

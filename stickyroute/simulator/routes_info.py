@@ -15,7 +15,7 @@ from stickyroute.simulator import exposition, exposition_sglang
 from stickyroute.simulator.answers import Answers
 from stickyroute.simulator.asks import Refused
 from stickyroute.simulator.engine import Engine
-from stickyroute.simulator.faults import from_mapping
+from stickyroute.simulator.faults import Fault, from_mapping
 from stickyroute.simulator.observed import Observed
 from stickyroute.simulator.wire import Connection, Request
 
@@ -124,7 +124,7 @@ class InfoRoutes:
             asyncio.get_running_loop().call_later(1.0, self._health_checked, connection, request, seconds + 1)
 
     def _flush(self, connection: Connection, request: Request) -> None:
-        self._engine.engine.cache.clear()
+        self._engine.inject(Fault("lost_cache"))
         self._answers.count(request, "2xx")
         connection.respond(200, b"Cache flushed.\n" if self._sglang else b"", b"text/plain; charset=utf-8")
 
@@ -179,10 +179,11 @@ class InfoRoutes:
 
     def _kv_event_sources(self, connection: Connection, request: Request) -> None:
         sources = {}
-        if self._config.kv_events is not None:
+        events = self._engine.kv_events
+        if events is not None:
             sources["0"] = {
-                "endpoint": self._config.kv_events,
-                "replay_endpoint": self._config.kv_replay,
+                "endpoint": events.endpoint,
+                "replay_endpoint": events.replay_endpoint,
                 "topic": self._config.kv_topic,
             }
         self._answers.answer(connection, request, 200, sources)

@@ -24,6 +24,7 @@ from stickyroute.simulator.engine import Engine, StepDone
 from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
 from stickyroute.simulator.generation import Choice, Generation
 from stickyroute.simulator.keys import block_keys
+from stickyroute.simulator.kvevents import KvEvents, Origin
 from stickyroute.simulator.observed import Observed
 from stickyroute.simulator.radix import RadixCache
 from stickyroute.simulator.replies import Reply, Usage, WholeReply
@@ -64,6 +65,7 @@ class RunningEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._schedule: list[asyncio.TimerHandle] = []
+        self.kv_events: KvEvents | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._reset_state()
 
@@ -84,6 +86,12 @@ class RunningEngine:
     async def start(self, port: int = 0) -> None:
         """Open the port; 0 picks a free one, the same again after a crash."""
         wanted = port or self.port
+        config = self.config
+        if config.kv_events is not None:
+            sglang = config.dialect == "sglang"
+            size = config.page_size if sglang else config.profile.block_size
+            self.kv_events = KvEvents(config.kv_events, config.kv_replay, config.kv_topic, size, sglang)
+            self._reset_state()
         self._server = await self._loop.create_server(
             lambda: Connection(self._routes.handle, self._connections, self._date),
             self.host,
@@ -92,7 +100,7 @@ class RunningEngine:
             reuse_address=True,
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        for after_s, text in self.config.faults:
+        for after_s, text in config.faults:
             fault = parse(text)
             self._schedule.append(self._loop.call_later(after_s / self.config.speedup, self.inject, fault))
         self._sweep = self._loop.call_later(1.0, self._close_idle)
@@ -133,6 +141,7 @@ class RunningEngine:
             return
         if fault.kind == "lost_cache":
             self.engine.cache.clear()
+            self._settle()
             return
         self.faults.turn_on(fault)
         self._apply_faults()
@@ -173,11 +182,12 @@ class RunningEngine:
                 index = len(generation.choices)
                 seed = prompt.tobytes() if not index else prompt.tobytes() + b"%d" % index
                 answer, pieces = self.tokenizer.answer(seed, ask.output_tokens)
-                choice = Choice(generation, index, pieces)
+                tokens = prompt + answer
+                choice = Choice(generation, index, pieces, Origin(tokens, ask.adapter, ask.salt))
                 generation.choices.append(choice)
-                keys = block_keys(prompt + answer, size, ask.root)
+                keys = block_keys(tokens, size, ask.root)
                 choice.sequence = engine.submit(now_s, keys, len(prompt), ask.output_tokens, choice)
-        self._set_timer()
+        self._settle()
 
     def busy(self) -> bool:
         """Whether an admission limit turns the next request away."""
@@ -192,7 +202,7 @@ class RunningEngine:
     def refresh(self) -> None:
         """Bring the engine up to the present before its gauges are read."""
         self._advance()
-        self._set_timer()
+        self._settle()
 
     def check_fit(self, ask: Ask) -> None:
         """Refuse what the cache could never hold, rather than preempt it for ever."""
@@ -209,9 +219,14 @@ class RunningEngine:
         profile = self.config.profile
         cache: PrefixCache
         if self.config.dialect == "sglang":
-            cache = RadixCache(profile.blocks * profile.block_size, self.config.page_size)
+            cache = radix = RadixCache(profile.blocks * profile.block_size, self.config.page_size)
+            if self.kv_events is not None:
+                radix.on_stored, radix.on_removed = self.kv_events.stored, self.kv_events.removed
         else:
-            cache = BlockCache(profile.blocks, profile.block_size)
+            cache = blocks = BlockCache(profile.blocks, profile.block_size)
+            if self.kv_events is not None:
+                blocks.on_stored, blocks.on_removed = self.kv_events.stored, self.kv_events.removed
+                blocks.on_cleared = self.kv_events.cleared
         self.engine = Engine(profile, cache, trace=True)
         self.observed = Observed(self.config.dialect, time.time())
         self._started_s = self._loop.time()
@@ -250,6 +265,12 @@ class RunningEngine:
                 choice = sequence.owner
                 choice.generation.computed(choice)
 
+    def _settle(self) -> None:
+        """After every change of the engine: tell what its cache did, and wake up when its step is over."""
+        if self.kv_events is not None:
+            self.kv_events.flush()
+        self._set_timer()
+
     def _set_timer(self) -> None:
         due_s = self.engine.next_step_s
         if due_s == self._timer_s and self._timer is not None:
@@ -266,7 +287,7 @@ class RunningEngine:
         late_s = self._loop.time() - self._started_s - self._timer_s / self.config.speedup
         self.lateness_s = max(self.lateness_s, late_s)
         self._advance()
-        self._set_timer()
+        self._settle()
 
     def _usage(self, generation: Generation) -> Usage:
         prompt = completion = cached = created = 0
@@ -306,6 +327,9 @@ class RunningEngine:
                 timer.cancel()
         self._timer = self._sweep = None
         self._schedule.clear()
+        if self.kv_events is not None:
+            self.kv_events.close()
+            self.kv_events = None
         server, self._server = self._server, None
         return server
 
