@@ -177,7 +177,7 @@ class _Head:
 
     def token_ids(self, ids: list[Any]) -> None:
         """Four bytes each, so that equal ids make equal heads whatever came after the cut."""
-        first = ids[: max(0, self.room) // 4 + 1]
+        first = ids[: self.room // 4 + 1]
         try:
             self.raw(array("i", first).tobytes())
         except (TypeError, OverflowError):  # not token ids at all

@@ -108,6 +108,13 @@ def test_reachable_again_starts_over() -> None:
     assert one.next_retry_s(200.0) == 0.25
 
 
+def test_when_one_backend_is_looked_at_again() -> None:
+    two = fleet("a", "b")
+    two.record_refused(1, 100.0, 0.0)
+    assert two.retry_in_s(0, 100.0) is None
+    assert [two.retry_in_s(1, now_s) for now_s in (100.0, 100.25, 200.0)] == [0.25, 0, 0]
+
+
 def test_next_retry_is_the_soonest_and_never_negative() -> None:
     three = fleet("a", "b", "c")
     three.record_refused(0, 100.0, 1.0)
