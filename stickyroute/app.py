@@ -77,6 +77,7 @@ class App:
             self.fleet,
             routes,
             self.metrics,
+            self._access_log,
             {k.key.get_secret_value().encode(): k.name for k in settings.api_keys},
             frozenset(settings.cors.allow_origins),
         )

@@ -79,25 +79,12 @@ class RequestReader:
     def feed(self, data: bytes) -> bytes:
         """Read on. Returns what follows an upgrade request, which is no longer HTTP."""
         seen = self._body_bytes
-        rest = b""
         if self.phase == IDLE:
             self.moved_s = monotonic()
             self.phase = HEAD
             self._head_raw = 0
         self._wire_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
-            if self._plain_again:
-                self._read_on_plainly(rest)
-                rest = b""
-            else:
-                self.upgraded = True
-        except httptools.HttpParserError as exc:
-            # What follows a request that said `Connection: close` is not a request.
-            if self._last_keeps_alive:
-                self.refuse(BadRequest(f"malformed HTTP request: {exc}", code="malformed_http"))
+        rest = self._parse(memoryview(data))
         if self.phase == HEAD:
             self._head_raw += len(data)  # the parser shows a field only when it is whole
             if self._head_raw > self._limits.head_bytes:
@@ -105,6 +92,24 @@ class RequestReader:
         elif self.phase == BODY and self._body_bytes != seen:
             self.moved_s = monotonic()
         return rest
+
+    def _parse(self, data: memoryview) -> bytes:
+        """Run the parser over `data`, past every upgrade that is declined; returns what follows another one."""
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if not self._plain_again:
+                    self.upgraded = True
+                    return bytes(data)
+                self._go_on_plainly()
+            except httptools.HttpParserError as exc:
+                # What follows a request that said `Connection: close` is not a request.
+                if self._last_keeps_alive:
+                    self.refuse(BadRequest(f"malformed HTTP request: {exc}", code="malformed_http"))
+                return b""
 
     def overdue(self, now_s: float) -> bool:
         """Refuse a request that arrives too slowly; whether it did."""
@@ -244,8 +249,8 @@ class RequestReader:
         self.moved_s = monotonic()
         self._sink.on_request(request, None)
 
-    def _read_on_plainly(self, rest: bytes) -> None:
-        """Parse on as if no upgrade had been asked for: a fresh parser gets the framing and what followed."""
+    def _go_on_plainly(self) -> None:
+        """Go on as if no upgrade had been asked for: a fresh parser is told the framing, the body comes next."""
         self._plain_again = False
         headers = self._request.headers
         length = headers.get(b"content-length", b"0")
@@ -256,12 +261,6 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._replaying = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\nConnection: %b\r\n%b\r\n" % (keep, framing))
-        if rest:
-            try:
-                self._parser.feed_data(rest)
-            except httptools.HttpParserError as exc:
-                if self._last_keeps_alive:
-                    self.refuse(BadRequest(f"malformed HTTP request: {exc}", code="malformed_http"))
 
 
 def _head_too_large(limit: int) -> StickyrouteError:

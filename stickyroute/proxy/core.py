@@ -73,7 +73,7 @@ class Proxy:
             if route is None:
                 self._front.off_the_map(client, request)
                 return
-            tenant = self._front.tenant(request)
+            tenant = self._front.tenant(request, route)
             if self._front.answers(client, request, route):
                 return
             began_s = monotonic()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping, Sequence
 
+from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
 from stickyroute.errors import NoBackend, NotFound, StickyrouteError, Unauthorized
 from stickyroute.fleet import Fleet
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
+from stickyroute.http.relay import COMPLETE
 from stickyroute.metrics import Metrics
 from stickyroute.openai.errors import error_body
 from stickyroute.openai.models import merge_models
@@ -25,26 +27,31 @@ _LOCAL = frozenset({Shape.HEALTH, Shape.MODELS, Shape.MODEL})
 class Front:
     """Local answers. `gateway_keys` maps a key to its name (the tenant); none means an open port."""
 
-    __slots__ = ("_fleet", "_metrics", "_routes", "allow_origins", "gateway_keys")
+    __slots__ = ("_access_log", "_fleet", "_metrics", "_routes", "allow_origins", "gateway_keys")
 
     def __init__(
         self,
         fleet: Fleet,
         routes: RouteTable,
         metrics: Metrics,
+        access_log: AccessLog | None,
         gateway_keys: Mapping[bytes, str],
         allow_origins: frozenset[str],
     ) -> None:
         self._fleet = fleet
         self._routes = routes
         self._metrics = metrics
+        self._access_log = access_log
         self.gateway_keys = gateway_keys
         self.allow_origins = allow_origins
 
-    def tenant(self, request: Request) -> str:
-        """Who is asking, "" on an open port. Raises Unauthorized; keys are compared in constant time."""
+    def tenant(self, request: Request, route: Route) -> str:
+        """Who is asking, "" on an open port. Raises Unauthorized; keys are compared in constant time.
+
+        `/health` asks for no key, as in the engines: whoever balances load over several proxies has none.
+        """
         keys = self.gateway_keys
-        if not keys:
+        if not keys or route.shape is Shape.HEALTH:
             return ""
         offered = request.headers.get(b"x-api-key", b"")
         bearer = request.headers.get(b"authorization", b"")
@@ -113,6 +120,25 @@ class Front:
         self._metrics.record(
             "", "", template, status, "local", None, duration_s, request.wire_bytes, len(body)
         )
+        if self._access_log is not None:
+            self._access_log.write(
+                request_id=request.request_id,
+                peer=client.peer,
+                method=request.method,
+                route=template,
+                pool="",
+                key=None,
+                key_source="",
+                backend="",
+                reason="local",
+                attempts=0,
+                status=status,
+                ttft_s=None,
+                duration_s=duration_s,
+                bytes_in=request.wire_bytes,
+                bytes_out=len(body),
+                end=COMPLETE,
+            )
         lines += b"x-request-id: %b\r\n" % request.request_id + self.cors(request)
         client.reply(request, status, body, lines)
 
