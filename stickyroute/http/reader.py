@@ -94,7 +94,7 @@ class RequestReader:
         return rest
 
     def _parse(self, data: memoryview) -> bytes:
-        """Run the parser over `data`, past every upgrade that is declined; returns what follows another one."""
+        """Run the parser over `data`, past every upgrade we decline; returns what follows another one."""
         while True:
             try:
                 self._parser.feed_data(data)
@@ -250,7 +250,7 @@ class RequestReader:
         self._sink.on_request(request, None)
 
     def _go_on_plainly(self) -> None:
-        """Go on as if no upgrade had been asked for: a fresh parser is told the framing, the body comes next."""
+        """As if no upgrade had been asked for: a fresh parser is told the framing, the body comes next."""
         self._plain_again = False
         headers = self._request.headers
         length = headers.get(b"content-length", b"0")
