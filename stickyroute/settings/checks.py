@@ -20,12 +20,17 @@ _NAME = re.compile(r"[!#-\[\]-~]{1,128}")  # printable ASCII without space, quot
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BODY_FIELD = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
-_ROUTE = re.compile(r"(GET|HEAD|POST|PUT|PATCH|DELETE) /[^\s?#]*")
+# The same grammar as openai.routes, which this floor can't see; a test holds the two together.
+_SEGMENT = r"(\{id\}|(?!\.{1,2}(/|$))[A-Za-z0-9._~!$&'()*+,;=:@-]+)"
+_ROUTE = re.compile(rf"(GET|HEAD|POST|PUT|PATCH|DELETE) /({_SEGMENT}(/{_SEGMENT})*/?)?")
 _SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*")
 _SIZE_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_PER_REQUEST_HEADERS = frozenset({
-    "x-request-id", "request-id", "x-correlation-id", "x-trace-id", "x-amzn-trace-id", "x-b3-traceid",
-    "traceparent", "tracestate", "idempotency-key", "content-length", "date",
+# Without "x-", with dashes. The same as in routing.affinity, and more; a test holds the two together.
+_PER_REQUEST = frozenset({
+    "amzn-requestid", "amzn-trace-id", "b3", "b3-spanid", "b3-traceid", "client-request-id",
+    "cloud-trace-context", "content-length", "correlation-id", "correlationid", "datadog-parent-id",
+    "datadog-trace-id", "date", "idempotency-key", "request-id", "requestid", "rid", "span-id", "trace-id",
+    "traceid", "traceparent", "tracestate", "uber-trace-id",
 })  # fmt: skip
 
 
@@ -92,11 +97,9 @@ def _url(value: str) -> str:
 
 def _source(value: str) -> str:
     kind, _, rest = value.partition(":")
+    if rest.rpartition(".")[2].lower().replace("_", "-").removeprefix("x-") in _PER_REQUEST:
+        raise ValueError(f"names a {kind} field that differs on every request: it keeps nobody in one place")
     if kind == "header" and _FIELD_NAME.fullmatch(rest):
-        if rest.lower() in _PER_REQUEST_HEADERS:
-            raise ValueError(
-                "names a header that differs on every request, so it can keep nobody in one place"
-            )
         return f"header:{rest.lower()}"
     if kind == "body" and _BODY_FIELD.fullmatch(rest):
         return value
@@ -136,7 +139,7 @@ def _route(value: str) -> str:
     method, _, path = value.strip().partition(" ")
     route = f"{method.upper()} {path.strip()}"
     if not _ROUTE.fullmatch(route):
-        raise ValueError("must be METHOD /path, such as POST /v1/score, with no query")
+        raise ValueError("must be METHOD /path, such as POST /v1/x/{id}, with no query and no % encoding")
     return route
 
 

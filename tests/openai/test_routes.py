@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.openai.routes import Route, RouteTable, Shape
+from stickyroute.settings import Settings
 
 TABLE = RouteTable()
 
@@ -161,15 +162,33 @@ def test_an_extra_route_that_is_built_in_changes_nothing() -> None:
     assert match("GET /health", table) == Route(Shape.HEALTH, "/health")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("", "POST", "/v1/foo", "post /v1/foo", "POST v1/foo", "POST /v1/foo?x=1", "POST /v1/foo#x"),
-        *("POST /v1/foo bar", "POST /v1/{name}", "POST /v1/a{id}", "POST /v1/{id}b", "POST /v1/{id"),
-        *("POST /v1/../flush_cache", "POST /v1/./x", "POST //x", "POST /a//b", "POST /a%2Fb", "POST /é"),
-        "POST http://elsewhere/x",
-    ],
-)
+MALFORMED = [
+    *("", "POST", "/v1/foo", "post /v1/foo", "POST v1/foo", "POST /v1/foo?x=1", "POST /v1/foo#x"),
+    *("POST /v1/foo bar", "POST /v1/{name}", "POST /v1/a{id}", "POST /v1/{id}b", "POST /v1/{id"),
+    *("POST /v1/../flush_cache", "POST /v1/./x", "POST //x", "POST /a//b", "POST /a%2Fb", "POST /é"),
+    "POST http://elsewhere/x",
+]
+
+
+@pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_extra_route_is_refused_with_what_to_write(line: str) -> None:
     with pytest.raises(ValueError, match=r"write|whole segment"):
         RouteTable([line])
+
+
+ENGINE = [{"url": "http://127.0.0.1:9"}]
+
+
+@pytest.mark.parametrize("line", [line for line in MALFORMED if line != "post /v1/foo"])
+def test_the_settings_refuse_what_the_table_refuses(line: str) -> None:
+    with pytest.raises(ValueError, match="extra_routes"):
+        Settings(backends=ENGINE, extra_routes=[line])
+
+
+@given(st.from_regex(r"(POST|get) /([ab{id}.%?é/-]|\{id\}|/)*", fullmatch=True))
+def test_the_table_takes_what_the_settings_take(line: str) -> None:
+    try:
+        routes = Settings(backends=ENGINE, extra_routes=[line]).extra_routes
+    except ValueError:
+        return
+    RouteTable(routes)
