@@ -109,10 +109,8 @@ class Engine:
         ends one."""
         done: list[StepDone] = []
         scheduler = self._scheduler
-        while self.next_step_s <= now_s:
+        while (step := self._current) is not None and self.next_step_s <= now_s:
             time_s = self.next_step_s
-            step = self._current
-            assert step is not None  # next_step_s is finite only while a step runs
             self.busy_s += self._current_s
             self.steps += 1
             scheduler.settle(step, time_s)
