@@ -1,14 +1,15 @@
-"""Hold the simulator's time model against measured vLLM runs: fit on half of the requests, judge on the other half.
+"""Hold the simulator's time model against measured vLLM runs: fit on half of the requests, judge on the
+other half.
 
     python bench/fidelity/steptime.py TRACES [RUN ...] [--json FILE]
 
-TRACES is the folder of the LLMServingSim measurements (github.com/casys-kaist/LLMServingSim, MIT): 300 ShareGPT
-requests at ten a second against vLLM 0.19 on four pairs of GPU and model, with the times of every request's first and
-last token. The trace is not part of this repository; the script reads it where it lies.
+TRACES is the folder of the LLMServingSim measurements (github.com/casys-kaist/LLMServingSim, MIT): 300
+ShareGPT requests at ten a second against vLLM 0.19 on four pairs of GPU and model, with the times of every
+request's first and last token. The trace is not part of this repository; the script reads it where it lies.
 
-All 300 requests are replayed in virtual time, since they share one engine. The five constants of the step time are
-fitted to the requests with even numbers, by a simplex search; p50 and p90 of TTFT and of inter-token latency are then
-compared on the odd ones, which the search never saw.
+All 300 requests are replayed in virtual time, since they share one engine. The five constants of the step
+time are fitted to the requests with even numbers, by a simplex search; p50 and p90 of TTFT and of
+inter-token latency are then compared on the odd ones, which the search never saw.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stickyroute.simulator.cache import BlockCache
 from stickyroute.simulator.engine import Engine
 from stickyroute.simulator.keys import block_keys, namespace, token_buffer
 from stickyroute.simulator.profiles import Profile
+from stickyroute.simulator.scheduler import Scheduler, Sequence, Step
 from stickyroute.simulator.timing import StepTime
 
 PROMPTS = "sharegpt-llama-3.1-8b-300-sps10.jsonl.gz"
@@ -48,7 +52,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run and the settings it was made with; `replicas` are data-parallel engines behind one port."""
+    """One measured run and the settings it was made with; `replicas` are data-parallel engines behind one
+    port."""
 
     name: str
     requests: list[Request]
@@ -69,8 +74,8 @@ class Run:
 
 
 def load(folder: Path, name: str) -> Run:
-    """Read one run. Prompts have token ids for Llama only; for the Qwen models they stand in, cut or padded to the
-    measured lengths, so that prompts which share a beginning still do."""
+    """Read one run. Prompts have token ids for Llama only; for the Qwen models they stand in, cut or padded
+    to the measured lengths, so that prompts which share a beginning still do."""
     measured = folder / "vllm_measured" / name
     meta = json.loads((measured / "meta.json").read_text())
     rows = [json.loads(line) for line in (measured / "requests.jsonl").read_text().splitlines()]
@@ -106,20 +111,7 @@ def load(folder: Path, name: str) -> Run:
 
 def simulate(run: Run, time: StepTime) -> list[tuple[float, float]]:
     """(TTFT, mean inter-token latency) in seconds of every request, in order of arrival."""
-    engines = [Engine(run.profile(time)) for _ in range(run.replicas)]
-    sequences = []
-    for request in run.requests:
-        for engine in engines:
-            engine.advance(request.arrival_s)
-        # What vLLM's own data-parallel balancer does: the least waiting, weighted, and running.
-        engine = min(engines, key=lambda one: 4 * one.waiting + one.running)
-        sequences.append(
-            engine.submit(
-                request.arrival_s, request.keys, request.prompt_tokens, request.output_tokens, owner=request
-            )
-        )
-    for engine in engines:
-        engine.advance(math.inf)
+    sequences = in_lockstep(run, time) if run.replicas > 1 else alone(run, time)
     return [
         (
             sequence.first_token_s - sequence.arrived_s,
@@ -129,11 +121,63 @@ def simulate(run: Run, time: StepTime) -> list[tuple[float, float]]:
     ]
 
 
-def percentile(values: Sequence[float], q: int) -> float:
+def alone(run: Run, time: StepTime) -> list[Sequence]:
+    """One engine, as the simulator runs it."""
+    engine = Engine(run.profile(time))
+    sequences = []
+    for request in run.requests:
+        now_s = request.arrival_s
+        engine.advance(now_s)
+        sequences.append(engine.submit(now_s, request.keys, request.prompt_tokens, request.output_tokens))
+    engine.advance(math.inf)
+    return sequences
+
+
+def in_lockstep(run: Run, time: StepTime) -> list[Sequence]:
+    """Data-parallel ranks of a mixture-of-experts model: every step exchanges tokens between them, so all
+    ranks start a step together and wait for the slowest. Each has a scheduler and a cache of its own."""
+    profile = run.profile(time)
+    ranks = [Scheduler(profile, BlockCache(profile.blocks, profile.block_size)) for _ in range(run.replicas)]
+    planned: list[Step | None] = [None] * run.replicas
+    sequences: list[Sequence] = []
+    now_s = 0.0
+    while True:
+        steps = [step or rank.plan(now_s) for step, rank in zip(planned, ranks, strict=True)]
+        planned = [rank.plan(now_s) for rank in ranks]
+        lengths_s = [
+            time.step_s(step.prefill_tokens, step.pairs, step.decodes, step.context) for step in steps if step
+        ]
+        if lengths_s:
+            end_s = now_s + max(lengths_s)
+        elif len(sequences) < len(run.requests):
+            end_s = run.requests[len(sequences)].arrival_s
+        else:
+            return sequences
+        while len(sequences) < len(run.requests) and run.requests[len(sequences)].arrival_s <= end_s:
+            request = run.requests[len(sequences)]
+            # What vLLM's own data-parallel balancer does: the least waiting, weighted, and running.
+            rank = min(ranks, key=lambda one: 4 * len(one.waiting) + len(one.running))
+            sequence = Sequence(
+                request.keys,
+                request.prompt_tokens,
+                request.output_tokens,
+                None,
+                request.arrival_s,
+                rank.cache.open(request.keys),
+            )
+            rank.add(sequence)
+            sequences.append(sequence)
+        now_s = end_s
+        for step, rank in zip(steps, ranks, strict=True):
+            if step is not None:
+                rank.settle(step, now_s)
+
+
+def percentile(values: Seq[float], q: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[q - 1]
 
 
-def summary(ttfts: Sequence[float], itls: Sequence[float]) -> dict[str, float]:
+def summary(ttfts: Seq[float], itls: Seq[float]) -> dict[str, float]:
     return {
         "ttft_p50": percentile(ttfts, 50),
         "ttft_p90": percentile(ttfts, 90),
@@ -143,8 +187,8 @@ def summary(ttfts: Sequence[float], itls: Sequence[float]) -> dict[str, float]:
 
 
 def loss(run: Run, time: StepTime) -> float:
-    """How far the replay is off on the requests with even numbers: the mean distance of the logarithms, that of
-    percentiles included, so that both the single request and the distribution count."""
+    """How far the replay is off on the requests with even numbers: the mean distance of the logarithms, that
+    of percentiles included, so that both the single request and the distribution count."""
     simulated = simulate(run, time)[::2]
     measured = run.requests[::2]
     single = statistics.fmean(
@@ -161,7 +205,7 @@ def loss(run: Run, time: StepTime) -> float:
     return single + distribution
 
 
-def step_time(point: Sequence[float]) -> StepTime:
+def step_time(point: Seq[float]) -> StepTime:
     """The constants at a point of the search, which works on logarithms so that none turns negative."""
     return StepTime(*(math.exp(value) for value in point))
 
@@ -174,9 +218,13 @@ def nelder_mead(
     scored = sorted((function(corner), corner) for corner in corners)
     for _ in range(rounds):
         worst_value, worst = scored[-1]
-        middle = [statistics.fmean(column) for column in zip(*(corner for _, corner in scored[:-1]), strict=True)]
+        middle = [
+            statistics.fmean(column) for column in zip(*(corner for _, corner in scored[:-1]), strict=True)
+        ]
 
-        def along(factor: float, middle: list[float] = middle, worst: list[float] = worst) -> tuple[float, Any]:
+        def along(
+            factor: float, middle: list[float] = middle, worst: list[float] = worst
+        ) -> tuple[float, Any]:
             point = [m + factor * (m - w) for m, w in zip(middle, worst, strict=True)]
             return function(point), point
 
@@ -191,7 +239,9 @@ def nelder_mead(
                 scored[-1] = inside
             else:
                 best = scored[0][1]
-                shrunk = [[b + (x - b) / 2 for b, x in zip(best, corner, strict=True)] for _, corner in scored[1:]]
+                shrunk = [
+                    [b + (x - b) / 2 for b, x in zip(best, corner, strict=True)] for _, corner in scored[1:]
+                ]
                 scored[1:] = [(function(corner), corner) for corner in shrunk]
         scored.sort()
     return scored[0][1]
@@ -242,7 +292,8 @@ def main() -> int:
         print("  constants  " + "  ".join(f"{key} {value:.3g}" for key, value in result["constants"].items()))
         for key, limit in LIMITS.items():
             print(
-                f"  {key}  measured {result['measured_s'][key]:8.4f} s  simulated {result['simulated_s'][key]:8.4f} s  "
+                f"  {key}  measured {result['measured_s'][key]:8.4f} s  simulated "
+                f"{result['simulated_s'][key]:8.4f} s  "
                 f"{100 * result['error'][key]:+6.1f} %  (limit {100 * limit:.0f} %)"
                 + ("" if result["within"][key] else "  OUTSIDE")
             )
