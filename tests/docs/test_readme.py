@@ -83,6 +83,19 @@ def test_make_knows_the_targets() -> None:
         assert outcome.returncode == 0, outcome.stderr
 
 
+def test_the_demo_ends_with_its_table() -> None:
+    """The whole of `make demo`, but for staying up. A busy machine may give no figures, and it says so."""
+    recipe = subprocess.run(
+        ["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    words = shlex.split(recipe.stdout.splitlines()[-1])
+    assert Path(words[0]).name == "stickyroute"
+    outcome = run(*words[1:], "--once", timeout_s=110)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "requests to gpu-4" in outcome.stdout or "No figures" in outcome.stdout
+    assert "Traceback" not in outcome.stderr
+
+
 def test_the_configuration_is_right(config: Path) -> None:
     assert [b.weight for b in load_settings(config).backends] == [1, 1, 2]
     (words,) = [words for words in commands("stickyroute") if words[1] == "check"]
