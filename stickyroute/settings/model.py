@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     )
     extra_routes: Routes = Field(
         default=(),
-        description="More routes to forward, exactly 'METHOD /path'; anything unknown is a 404 here.",
+        description="More routes to forward, 'METHOD /path' with {id} for one segment; others are a 404.",
     )
     response_headers: bool = Field(
         default=False, description="Whether replies tell x-stickyroute-backend and x-stickyroute-reason."
