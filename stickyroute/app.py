@@ -7,6 +7,7 @@ serve`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import signal
@@ -170,6 +171,9 @@ async def _serve(settings: Settings) -> int:
         loop.add_signal_handler(number, signals.put_nowait, number)
     app = App(settings)
     await app.start()
+    # What exists now lives as long as the process: out of the collector's sight, full collections stay short.
+    gc.collect()
+    gc.freeze()
     log.info(
         "listening on %s (port %d), admin on %s (port %d), %d backends, policy %s",
         settings.listen, app.port, settings.admin_listen, app.admin_port, len(settings.backends),
