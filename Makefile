@@ -39,7 +39,7 @@ bench: $(VENV)/.with-core
 	$(BIN)/stickyroute bench $(ARGS)
 
 test-real: $(VENV)/.with-test
-	$(BIN)/pytest -m real --timeout 900 tests/real $(PYTEST_ARGS)
+	$(BIN)/pytest -m real --timeout 900 tests/real tests/simulator $(PYTEST_ARGS)
 
 venv: $(VENV)/.with-test,dev
 
