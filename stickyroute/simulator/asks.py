@@ -53,6 +53,7 @@ class Ask:
     reason: str
     stream: bool
     usage_asked: bool
+    usage_always: bool
 
 
 class Reader:
@@ -217,6 +218,9 @@ class Reader:
         for prompt in prompts:
             self._check_length(len(prompt), output_tokens)
         options = body.get("stream_options")
+        if not isinstance(options, dict):
+            options = {}
+        usage_asked = options.get("include_usage") is True
         n = body.get("n")
         salt = str(body["cache_salt"]) if body.get("cache_salt") else None
         adapter = model if model in config.adapters else None
@@ -230,7 +234,8 @@ class Reader:
             output_tokens=output_tokens,
             reason=reason,
             stream=body.get("stream") is True,
-            usage_asked=isinstance(options, dict) and options.get("include_usage") is True,
+            usage_asked=usage_asked,
+            usage_always=usage_asked and options.get("continuous_usage_stats") is True,
         )
 
     def _check_length(self, prompt: int, output: int) -> None:

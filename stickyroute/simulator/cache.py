@@ -53,6 +53,9 @@ class PrefixCache(Protocol):
     def capacity_tokens(self) -> int: ...
 
     @property
+    def free_blocks(self) -> int: ...
+
+    @property
     def usage(self) -> float: ...
 
     @property

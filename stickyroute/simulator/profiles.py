@@ -78,4 +78,58 @@ DEMO = Profile(
     context_tokens=16_384,
 )
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (H100_LLAMA_8B, H100_LLAMA_70B, DEMO)}
+# Fitted to measured runs of vLLM 0.19 by bench/fidelity/steptime.py; what that is worth is in
+# docs/simulator.md.
+
+RTX4090_LLAMA_8B = Profile(
+    name="rtx4090-llama-8b",
+    time=StepTime(
+        base_s=15.3e-3,
+        prefill_token_s=89.7e-6,
+        decode_sequence_s=62.5e-6,
+        prefill_attention_s=0.39e-9,
+        decode_attention_s=0.186e-6,
+    ),
+    blocks=2_588,
+    batched_tokens=2048,
+)
+
+RTXPRO6000_LLAMA_8B = Profile(
+    name="rtxpro6000-llama-8b",
+    time=StepTime(
+        base_s=11.0e-3,
+        prefill_token_s=43.0e-6,
+        decode_sequence_s=55.8e-6,
+        prefill_attention_s=1.33e-9,
+        decode_attention_s=0.0734e-6,
+    ),
+    blocks=30_000,  # about 60 GB of KV on a 96 GB card; the run never filled it
+    batched_tokens=2048,
+    sequences=128,
+)
+
+RTXPRO6000_QWEN3_32B = Profile(
+    name="rtxpro6000x2-qwen3-32b",  # two cards under tensor parallelism
+    time=StepTime(
+        base_s=25.9e-3,
+        prefill_token_s=165e-6,
+        decode_sequence_s=72.6e-6,
+        prefill_attention_s=0.174e-9,
+        decode_attention_s=0.188e-6,
+    ),
+    blocks=25_000,  # about 100 GB of KV on two 96 GB cards; the run never filled it
+    batched_tokens=2048,
+    sequences=128,
+)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        H100_LLAMA_8B,
+        H100_LLAMA_70B,
+        RTX4090_LLAMA_8B,
+        RTXPRO6000_LLAMA_8B,
+        RTXPRO6000_QWEN3_32B,
+        DEMO,
+    )
+}

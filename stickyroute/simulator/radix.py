@@ -70,6 +70,11 @@ class RadixCache:
         self._pushed = 0
 
     @property
+    def free_blocks(self) -> int:
+        """Pages that can be taken, evictable ones included."""
+        return (self._free + self.evictable_tokens) // self.block_size
+
+    @property
     def used_tokens(self) -> int:
         return self.capacity_tokens - self._free - self.evictable_tokens
 

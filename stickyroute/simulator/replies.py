@@ -172,6 +172,60 @@ class VllmChat:
         )
 
 
+class VllmChatCounting(VllmChat):
+    """The same with stream_options.continuous_usage_stats: every event tells the counts so far."""
+
+    def __init__(
+        self, request_id: str, created: int, model: str, usage_asked: bool, prompt_tokens: int
+    ) -> None:
+        super().__init__(request_id, created, model, usage_asked)
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
+
+    def opening(self, index: int) -> bytes:
+        return self._event(
+            {
+                "index": index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            },
+            {"prompt_token_ids": None, "prompt_text": None},
+        )
+
+    def token(self, index: int, text: str) -> bytes:
+        self._tokens += 1
+        delta = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        return self._event({**delta, "token_ids": None}, {})
+
+    def last(self, index: int, text: str, reason: str) -> bytes:
+        self._tokens += bool(text)
+        choice = {
+            "index": index,
+            "delta": {"content": text} if text else {},
+            "logprobs": None,
+            "finish_reason": reason,
+            "stop_reason": None,
+            "token_ids": None,
+        }
+        return self._event(choice, {} if self._usage_asked else {"system_fingerprint": FINGERPRINT})
+
+    def _event(self, choice: dict[str, Any], behind: dict[str, Any]) -> bytes:
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "total_tokens": self._prompt_tokens + self._tokens,
+            "completion_tokens": self._tokens,
+            "completion_tokens_details": None,
+        }
+        head = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+        }
+        return event({**head, "choices": [choice], "usage": usage, **behind})
+
+
 class VllmCompletion:
     """`/v1/completions` of vLLM."""
 

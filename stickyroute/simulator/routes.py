@@ -13,7 +13,15 @@ import orjson
 
 from stickyroute.simulator.answers import Answers
 from stickyroute.simulator.asks import Ask, Refused
-from stickyroute.simulator.replies import DONE, Reply, VllmChat, VllmCompletion, WholeReply, event
+from stickyroute.simulator.replies import (
+    DONE,
+    Reply,
+    VllmChat,
+    VllmChatCounting,
+    VllmCompletion,
+    WholeReply,
+    event,
+)
 from stickyroute.simulator.replies_embeddings import Embeddings
 from stickyroute.simulator.replies_messages import Messages
 from stickyroute.simulator.replies_responses import Responses
@@ -101,10 +109,15 @@ class Routes:
 
     def _chat(self, connection: Connection, request: Request) -> None:
         ask = self._engine.reader.chat(self._answers.body(request))
-        kind = SglangChat if self._sglang else VllmChat
-        self._stream(
-            connection, request, ask, kind(self._id(request), int(time.time()), ask.model, ask.usage_asked)
-        )
+        about = (self._id(request), int(time.time()), ask.model, ask.usage_asked)
+        reply: Reply
+        if self._sglang:
+            reply = SglangChat(*about)
+        elif ask.usage_always:
+            reply = VllmChatCounting(*about, len(ask.prompts[0]))
+        else:
+            reply = VllmChat(*about)
+        self._stream(connection, request, ask, reply)
 
     def _completion(self, connection: Connection, request: Request) -> None:
         ask = self._engine.reader.completion(self._answers.body(request))

@@ -81,6 +81,12 @@ STREAMS = [
         6,
     ),
     ("vllm-chat-stream-nousage-raw.txt", "/v1/chat/completions", CHAT, 3),
+    (
+        "vllm-chat-continuous-usage.txt",
+        "/v1/chat/completions",
+        {**CHAT, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        2,
+    ),
     ("vllm-completions-stream-raw.txt", "/v1/completions", {"model": "tiny", "prompt": "Hello"}, 3),
     ("vllm-messages-stream.txt", "/v1/messages", CHAT, 3),
 ]
