@@ -50,6 +50,14 @@ class Workload(Protocol):
     name: ClassVar[str]
     about: ClassVar[str]
 
+    @property
+    def rate(self) -> float:
+        """Requests a second in the mean; 0 if it is not known beforehand."""
+
+    @property
+    def seconds(self) -> float:
+        """How long requests arrive."""
+
     def requests(self, rand: Random) -> Iterator[Request]:
         """The requests in order of arrival; the same for the same state of `rand`."""
 
