@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -25,7 +26,7 @@ from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
 from stickyroute.simulator.generation import Choice, Generation
 from stickyroute.simulator.keys import block_keys
 from stickyroute.simulator.kvevents import KvEvents, Origin
-from stickyroute.simulator.observed import Observed
+from stickyroute.simulator.observed import Histogram, Observed
 from stickyroute.simulator.radix import RadixCache
 from stickyroute.simulator.replies import Reply, Usage, WholeReply
 from stickyroute.simulator.routes import Routes
@@ -38,14 +39,15 @@ _CORE_DIED = chunk(
     b'See stack trace (above) for the root cause.", '
     b'"type": "InternalServerError", "param": null, "code": 500}}\n\n'
 )
+_LATENESS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # seconds
 _IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
 
 
 class RunningEngine:
     """One engine behind one port. Made by `serve_engines`.
 
-    `engine` is the state machine inside, `lateness_s` the worst delay of a step in real seconds, and
-    `behind_s` how far the last finished step lay behind the clock.
+    `engine` is the state machine inside, `observed` what its server has seen, `lateness_s` the worst delay of
+    a step in real seconds.
     """
 
     def __init__(self, config: EngineConfig, host: str, date: Date) -> None:
@@ -56,6 +58,7 @@ class RunningEngine:
         self.tokenizer = load_tokenizer(config.tokenizer)
         self.reader = Reader(config, self.tokenizer)
         self.lateness_s = 0.0
+        self._late = Histogram(_LATENESS)
         self._date = date
         self._loop = asyncio.get_running_loop()
         self._routes = Routes(self)
@@ -155,6 +158,11 @@ class RunningEngine:
         """Turn one kind of fault off, or all."""
         self.faults.turn_off(kind)
         self._apply_faults()
+
+    def late_steps(self, over_s: float) -> int:
+        """How many timers fired later than that; `over_s` is rounded down to a bound we count by."""
+        late = self._late
+        return sum(late.counts[bisect_right(late.bounds, over_s) :])
 
     def generate(
         self, connection: Connection, request: Request, ask: Ask, reply: WholeReply, stream: Reply | None
@@ -286,6 +294,7 @@ class RunningEngine:
         self._timer = None
         late_s = self._loop.time() - self._started_s - self._timer_s / self.config.speedup
         self.lateness_s = max(self.lateness_s, late_s)
+        self._late.observe(late_s)
         self._advance()
         self._settle()
 
