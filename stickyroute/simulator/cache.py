@@ -18,7 +18,7 @@ The rules, each as vLLM has it:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -32,7 +32,7 @@ class Held:
     many tokens fit into the blocks held so far; `source` is handed back with cache events.
     """
 
-    __slots__ = ("blocks", "keys", "registered", "room_tokens", "source")
+    __slots__ = ("blocks", "era", "keys", "registered", "room_tokens", "source")
 
     def __init__(self, keys: Sequence[int], source: object = None) -> None:
         self.keys = keys
@@ -40,6 +40,7 @@ class Held:
         self.blocks: list[int] = []
         self.registered = 0
         self.room_tokens = 0
+        self.era = 0
 
 
 class PrefixCache(Protocol):
@@ -112,12 +113,19 @@ class BlockCache:
         self._key_of = [NOT_CACHED] * blocks
         self._where: dict[int, int] = {}
         self._twins: dict[int, list[int]] = {}  # further blocks with the same key, oldest first
-        self._blank = list(
-            range(blocks - 1, 0, -1)
-        )  # free blocks without a key, a stack; block 0 is the null block
-        self._free: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # free blocks with a key, the least recently used first
+        # Free blocks without a key are a stack. Block 0 is the null block.
+        self._blank = list(range(blocks - 1, 0, -1))
+        # Free blocks with a key: one run a release, the oldest run first, each in the order of its sequence,
+        # so that
+        # it is taken from its end. A block that was used again since stays where it is and is passed over:
+        # it is
+        # in use, or bears the mark of a later release.
+        self._runs: deque[tuple[int, list[int]]] = deque()
+        self._mark_of = [0] * blocks
+        self._idle = 0  # how many blocks in the runs are really free
+        self._queued = 0  # how many there are, those to be passed over included
+        self._mark = 0  # of the last release
+        self._era = 0  # how often the cache was cleared
 
     @property
     def capacity_tokens(self) -> int:
@@ -126,7 +134,7 @@ class BlockCache:
     @property
     def free_blocks(self) -> int:
         """Blocks that can be taken, resident but unreferenced ones included."""
-        return len(self._blank) + len(self._free)
+        return len(self._blank) + self._idle
 
     @property
     def usage(self) -> float:
@@ -140,7 +148,7 @@ class BlockCache:
     @property
     def evictable_tokens(self) -> int:
         """Tokens resident in blocks that nobody references."""
-        return len(self._free) * self.block_size
+        return self._idle * self.block_size
 
     def resident(self) -> set[int]:
         """The keys that would be hits now, referenced or not."""
@@ -151,14 +159,21 @@ class BlockCache:
         return Held(keys, source)
 
     def lookup(self, held: Held, tokens: int) -> int:
-        """How many of the first `tokens` are resident: whole blocks, and never the last token."""
+        """How many of the first `tokens` are resident: whole blocks, and never the last token.
+
+        A resident block's ancestors are resident too: whoever uses a block uses them, and gives them back
+        behind it. So the end of what is resident is found by bisection.
+        """
         where = self._where
-        hits = 0
-        for key in held.keys[: (tokens - 1) // self.block_size]:
-            if key not in where:
-                break
-            hits += 1
-        return hits * self.block_size
+        keys = held.keys
+        low, high = 0, min((tokens - 1) // self.block_size, len(keys))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] in where:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
 
     def admit(self, held: Held, hit_tokens: int, tokens: int, must_fit_tokens: int) -> bool:
         """Take the `hit_tokens` found by `lookup` and room for `tokens` in all.
@@ -167,25 +182,18 @@ class BlockCache:
         """
         size = self.block_size
         hits = hit_tokens // size
-        where = self._where
         references = self._references
-        shared = []
-        idle = 0
-        for key in held.keys[:hits]:
-            block = where[key]
-            shared.append(block)
-            if not references[block]:
-                idle += 1
+        shared = list(map(self._where.__getitem__, held.keys[:hits]))
+        idle = [references[block] for block in shared].count(0)
         if -(-max(tokens, must_fit_tokens) // size) - hits + idle > self.free_blocks:
             return False
-        free = self._free
         for block in shared:
-            if not references[block]:
-                del free[block]
             references[block] += 1
+        self._idle -= idle
         held.blocks = shared
         held.registered = hits
         held.room_tokens = hits * size
+        held.era = self._era
         return self.grow(held, tokens)
 
     def grow(self, held: Held, tokens: int) -> bool:
@@ -202,7 +210,7 @@ class BlockCache:
         they are of a prompt or of an answer makes no difference here."""
         first = held.registered
         last = min(tokens // self.block_size, len(held.blocks), len(held.keys))
-        if last <= first:
+        if last <= first or held.era != self._era:
             return
         key_of = self._key_of
         where = self._where
@@ -217,17 +225,26 @@ class BlockCache:
     def release(self, held: Held) -> None:
         """Give all blocks back, the tail first."""
         references = self._references
-        key_of = self._key_of
-        free = self._free
-        blank = []
-        for block in reversed(held.blocks):
+        keyed = held.registered if held.era == self._era else 0
+        self._mark += 1
+        mark, mark_of = self._mark, self._mark_of
+        run = []
+        for block in held.blocks[:keyed]:
+            left = references[block] - 1
+            references[block] = left
+            if not left:
+                mark_of[block] = mark
+                run.append(block)
+        for block in held.blocks[keyed:]:  # without a key; shared only if the cache was cleared meanwhile
             references[block] -= 1
             if not references[block]:
-                if key_of[block] == NOT_CACHED:
-                    blank.append(block)
-                else:
-                    free[block] = None
-        self._blank.extend(reversed(blank))
+                self._blank.append(block)
+        if run:
+            self._runs.append((mark, run))
+            self._idle += len(run)
+            self._queued += len(run)
+            if self._queued > 4 * self.blocks:
+                self._tidy()
         held.blocks = []
         held.registered = 0
         held.room_tokens = 0
@@ -237,26 +254,44 @@ class BlockCache:
         """Forget every block that nobody references; those in use stop being hits."""
         if self.on_cleared is not None:
             self.on_cleared()
+        self._tidy()
+        for _, run in self._runs:
+            self._blank.extend(run)
+        self._runs.clear()
+        self._idle = self._queued = 0
         self._where.clear()
         self._twins.clear()
         self._key_of = [NOT_CACHED] * self.blocks
-        self._blank.extend(self._free)
-        self._free.clear()
+        self._era += 1
         self.releases += 1
 
     def _take(self, held: Held, count: int) -> None:
-        references = self._references
         blank = self._blank
-        free = self._free
-        key_of = self._key_of
-        where = self._where
-        twins = self._twins
-        on_removed = self.on_removed
-        for _ in range(count):
-            if blank:
-                block = blank.pop()
-            else:
-                block, _none = free.popitem(last=False)
+        taken = blank[max(0, len(blank) - count) :]
+        if taken:
+            del blank[-len(taken) :]
+            taken.reverse()
+        if len(taken) < count:
+            self._evict(taken, count)
+        references = self._references
+        for block in taken:
+            references[block] = 1
+        held.blocks += taken
+        held.room_tokens = len(held.blocks) * self.block_size
+
+    def _evict(self, taken: list[int], count: int) -> None:
+        """Fill `taken` up to `count` blocks, the least recently used first. There are enough."""
+        references, mark_of, key_of = self._references, self._mark_of, self._key_of
+        where, twins, runs, on_removed = self._where, self._twins, self._runs, self.on_removed
+        self._idle -= count - len(taken)
+        while len(taken) < count:
+            mark, run = runs[0]
+            while run and len(taken) < count:
+                block = run.pop()
+                self._queued -= 1
+                if references[block] or mark_of[block] != mark:
+                    continue  # used again since
+                mark_of[block] = 0
                 key = key_of[block]
                 key_of[block] = NOT_CACHED
                 if key in twins:
@@ -265,9 +300,19 @@ class BlockCache:
                     del where[key]
                 if on_removed is not None:
                     on_removed(key)
-            references[block] = 1
-            held.blocks.append(block)
-        held.room_tokens = len(held.blocks) * self.block_size
+                taken.append(block)
+            if not run:
+                runs.popleft()
+
+    def _tidy(self) -> None:
+        """Drop what would be passed over from the runs."""
+        references, mark_of = self._references, self._mark_of
+        runs = [
+            (mark, [block for block in run if not references[block] and mark_of[block] == mark])
+            for mark, run in self._runs
+        ]
+        self._runs = deque(one for one in runs if one[1])
+        self._queued = sum(len(run) for _, run in self._runs)
 
     def _drop_twin(self, key: int, block: int) -> None:
         """Forget one of several blocks that hold `key`."""

@@ -117,13 +117,27 @@ def test_every_change_is_told():
 def test_clear_forgets_what_is_idle_and_what_is_in_use():
     cache = BlockCache(blocks=6, block_size=4)
     run(cache, [1], 4)
-    held = cache.open([2])
+    held = cache.open([2, 3])
     assert admit(cache, held, 0, 4, 4)
     cache.clear()
     assert cache.resident() == set()
+    assert cache.grow(held, 8)
+    cache.register(held, 8)
+    assert cache.resident() == set()  # its first block isn't one any more, so no later one can be
     cache.release(held)
     assert cache.free_blocks == 5
     assert cache.evictable_tokens == 0
+    assert run(cache, [2], 4) == 0
+
+
+def test_what_was_used_again_is_passed_over_however_often():
+    cache = BlockCache(blocks=6, block_size=4)
+    for _ in range(40):  # forty releases of the same two blocks: one entry each counts, the last
+        run(cache, [1, 2], 9)
+    run(cache, [3, 4], 8)
+    assert cache.evictable_tokens == 16
+    run(cache, [5, 6], 8)
+    assert cache.resident() == {1, 3, 4, 5, 6}
 
 
 @settings(max_examples=200)
@@ -147,6 +161,67 @@ def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operatio
     for held in held_open:
         cache.release(held)
     assert cache.usage == 0.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 26), st.sampled_from(["keep", "finish", "clear"])),
+        max_size=80,
+    )
+)
+def test_hits_and_evictions_are_those_of_a_plain_queue(operations):
+    """Against a queue of keys without any shortcut: the same hits, the same admissions, the same resident
+    keys."""
+    cache = BlockCache(blocks=16, block_size=4)
+    queue = [None] * 15  # keys of free blocks, the head first; None for a block without a key
+    running = []  # (held, keys of its blocks, None for those without one)
+    in_use = {}  # key -> references, of keys that hit
+    for name, tokens, then in operations:
+        keys = [hash((name, i)) for i in range(tokens // 4)]
+        hits = []
+        for key in keys[: (tokens - 1) // 4]:
+            if key not in queue and key not in in_use:
+                break
+            hits.append(key)
+        held = cache.open(keys)
+        assert cache.lookup(held, tokens) == 4 * len(hits)
+        need = -(-tokens // 4) - len(hits)
+        fits = need + sum(key not in in_use for key in hits) <= len(queue)
+        # A fully cached prompt computes its last block again: twins have tests of their own.
+        if fits and len(hits) < len(keys) and (keys[len(hits)] in queue or keys[len(hits)] in in_use):
+            continue
+        assert admit(cache, held, 4 * len(hits), tokens) == fits
+        if not fits:
+            continue
+        for key in hits:
+            if key not in in_use:
+                queue.remove(key)
+            in_use[key] = in_use.get(key, 0) + 1
+        del queue[:need]
+        blocks = [*keys, *[None] * (-(-tokens // 4) - len(keys))]
+        for key in blocks[len(hits) :]:
+            if key is not None:
+                in_use[key] = 1
+        running.append((held, blocks))
+        if then == "clear":
+            cache.clear()
+            queue = [None] * len(queue)
+            in_use = {}
+            break  # what is held across a clearing has a test of its own
+        if then == "finish":
+            held, blocks = running.pop(0)
+            cache.release(held)
+            for key in reversed(blocks):
+                if key is None:
+                    queue.insert(0, None)
+                    continue
+                in_use[key] -= 1
+                if not in_use[key]:
+                    del in_use[key]
+                    queue.append(key)
+        assert cache.resident() == {key for key in queue if key is not None} | set(in_use)
+        assert cache.free_blocks == len(queue)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=80), st.integers(0, 80))
