@@ -40,14 +40,15 @@ _CORE_DIED = chunk(
     b'"type": "InternalServerError", "param": null, "code": 500}}\n\n'
 )
 _LATENESS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # seconds
+_SWEEP_S = 1.0  # how often idle connections are looked for
 _IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
 
 
 class RunningEngine:
     """One engine behind one port. Made by `serve_engines`.
 
-    `engine` is the state machine inside, `observed` what its server has seen, `lateness_s` the worst delay of
-    a step in real seconds.
+    `engine` is the state machine inside, `observed` what its server has seen, `connections` those that are
+    open, `lateness_s` the worst delay of a step in real seconds.
     """
 
     def __init__(self, config: EngineConfig, host: str, date: Date) -> None:
@@ -62,7 +63,7 @@ class RunningEngine:
         self._date = date
         self._loop = asyncio.get_running_loop()
         self._routes = Routes(self)
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._generations: set[Generation] = set()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -96,7 +97,7 @@ class RunningEngine:
             self.kv_events = KvEvents(config.kv_events, config.kv_replay, config.kv_topic, size, sglang)
             self._reset_state()
         self._server = await self._loop.create_server(
-            lambda: Connection(self._routes.handle, self._connections, self._date),
+            lambda: Connection(self._routes.handle, self.connections, self._date),
             self.host,
             wanted,
             backlog=1024,
@@ -106,19 +107,19 @@ class RunningEngine:
         for after_s, text in config.faults:
             fault = parse(text)
             self._schedule.append(self._loop.call_later(after_s / self.config.speedup, self.inject, fault))
-        self._sweep = self._loop.call_later(1.0, self._close_idle)
+        self._sweep = self._loop.call_later(_SWEEP_S, self._sweep_idle)
 
     async def close(self) -> None:
         """Stop as on SIGTERM: streams end with finish reason `abort`, then the port closes."""
         server = self._stop_listening()
         for generation in list(self._generations):
             generation.abort()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
         if server is not None:
             server.close()
             await asyncio.sleep(0)
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.reset()
             await server.wait_closed()
 
@@ -127,7 +128,7 @@ class RunningEngine:
         server = self._stop_listening()
         if server is not None:
             server.close()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.reset()
         self._generations.clear()
         self._reset_state()
@@ -158,6 +159,12 @@ class RunningEngine:
         """Turn one kind of fault off, or all."""
         self.faults.turn_off(kind)
         self._apply_faults()
+
+    def close_idle(self) -> None:
+        """Close the connections on which nothing was asked for five seconds, as uvicorn does."""
+        for connection in list(self.connections):
+            if connection.idle_s() >= _IDLE_LIMIT_S:
+                connection.close()
 
     def late_steps(self, over_s: float) -> int:
         """How many timers fired later than that; `over_s` is rounded down to a bound we count by."""
@@ -324,11 +331,9 @@ class RunningEngine:
             if choice.sequence is not None:
                 self.engine.abort(choice.sequence)  # those that still run: the engine stops
 
-    def _close_idle(self) -> None:
-        for connection in list(self._connections):
-            if connection.idle_s() >= _IDLE_LIMIT_S:
-                connection.close()
-        self._sweep = self._loop.call_later(1.0, self._close_idle)
+    def _sweep_idle(self) -> None:
+        self.close_idle()
+        self._sweep = self._loop.call_later(_SWEEP_S, self._sweep_idle)
 
     def _stop_listening(self) -> asyncio.Server | None:
         for timer in (self._timer, self._sweep, *self._schedule):

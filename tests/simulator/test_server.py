@@ -340,3 +340,18 @@ def series(text):
                 keys = []  # a label for every field of the configuration: readers look them up by name
             found.add((name, tuple(key if key != "le" else f"le={value}" for key, value in keys)))
     return found
+
+
+async def test_a_connection_idle_for_five_seconds_is_closed(start):
+    engine = await start()
+    reader, writer = await opened(engine, request_bytes("GET", "/health"))
+    await reader.readuntil(b"\r\n\r\n")
+    busy_reader, busy_writer = await opened(engine, stream_request(tokens=4000))
+    await busy_reader.readuntil(b"\r\n\r\n")
+    for connection in engine.connections:
+        connection.idle_since_s -= 5.0
+    engine.close_idle()
+    assert await reader.read() == b""
+    assert not busy_reader.at_eof()
+    writer.close()
+    busy_writer.close()
