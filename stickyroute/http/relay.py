@@ -26,6 +26,9 @@ UPSTREAM_SILENT = "upstream_silent"
 HEADER_TIMEOUT = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
 REFUSED = "refused"  # answered by the proxy itself
 
+# The heads of short chunks, ready made: a streamed token is one chunk.
+_SHORT = 1024
+_CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(_SHORT))
 _BODILESS = frozenset({204, 304})
 
 
@@ -148,15 +151,21 @@ class Relay:
             out.append(b"connection: keep-alive\r\n")
         self._keep_alive = keep
 
-    def on_body(self, data: bytes) -> None:
-        """A piece of the reply's body, decoded from its framing; `data` is never empty."""
+    def on_body(self, data: bytes, last: bool) -> None:
+        """A piece of the reply's body, decoded from its framing, never empty; `last` if `on_end` follows."""
         if not self.bytes_out:
             self.first_byte_s = monotonic()
-        self.bytes_out += len(data)
+        size = len(data)
+        self.bytes_out += size
         if self._chunked:
-            self.client.write(b"%x\r\n%b\r\n" % (len(data), data))
+            if size < _SHORT:
+                data = _CHUNK_HEADS[size] + data + b"\r\n"
+            else:
+                data = b"%x\r\n%b\r\n" % (size, data)
+        if last:
+            self.client.write(data)  # leaves in one write with what ends the body
         else:
-            self.client.write(data)
+            self.client.write_now(data)
 
     def on_end(self) -> None:
         """The reply is complete, the upstream connection is already free again."""

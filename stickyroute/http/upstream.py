@@ -115,7 +115,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._extra:  # bytes after the reply's end answer nobody
             del pieces[self._final :]
         if pieces:
-            relay.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            relay.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces), self._done)
             pieces.clear()
         if self._done:
             self._finish(relay)
