@@ -10,7 +10,8 @@ answer the workload planned: arrivals never wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import orjson
@@ -35,7 +36,8 @@ class Loaded:
 
 
 class Load:
-    """Sends `requests` to the OpenAI-compatible server at `url` for `model`.
+    """Sends `requests` to the OpenAI-compatible server at `url` for `model`; several URLs are
+    taken in turn.
 
     `user_header` is a header that carries the user's id besides the body's `user`, for routers that read no
     bodies. `on_row` is told each request as it ends.
@@ -43,13 +45,13 @@ class Load:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         model: str,
         user_header: str = "x-session-id",
         slots: dict[str, int] | None = None,
         on_row: Callable[[Row], None] | None = None,
     ) -> None:
-        self._url = url
+        self._urls = [url] if isinstance(url, str) else list(url)
         self._model = model
         self._user_header = user_header
         self._slots = slots or {}
@@ -62,7 +64,7 @@ class Load:
     async def run(
         self,
         requests: Iterable[Request],
-        sampler: Callable[[float], asyncio.Future[Sample]] | None = None,
+        sampler: Callable[[float], Awaitable[Sample]] | None = None,
         grace_s: float = 120.0,
     ) -> Loaded:
         """Send everything, wait for every answer up to `grace_s` after the last arrival.
@@ -71,9 +73,9 @@ class Load:
         """
         tasks: set[asyncio.Task[None]] = set()
         samples: list[Sample] = []
-        upcoming = iter(requests)
         begin_s = monotonic() + 0.1
-        async with Client(self._url) as client:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Client(url)) for url in self._urls]
             lag = asyncio.create_task(self._watch_lag(), name="load: lag")
             watch = (
                 asyncio.create_task(_sample(sampler, begin_s, samples), name="load: samples")
@@ -81,18 +83,20 @@ class Load:
                 else None
             )
             try:
-                for request in upcoming:
+                for number, request in enumerate(requests):
                     due_s = begin_s + request.at_s
                     wait_s = due_s - monotonic()
                     if wait_s > 0:
                         await asyncio.sleep(wait_s)
                     self._late_s.append(max(0.0, monotonic() - due_s))
+                    client = clients[number % len(clients)]
                     task = asyncio.create_task(self._one(client, request), name="load: request")
                     tasks.add(task)
                 if tasks:
                     _, slow = await asyncio.wait(tasks, timeout=grace_s)
                     if slow:
-                        client.close()  # they end as errors
+                        for client in clients:
+                            client.close()  # they end as errors
                     await asyncio.gather(*tasks)
             finally:
                 for helper in (lag, watch, *tasks):
@@ -151,7 +155,7 @@ class Load:
 
 
 async def _sample(
-    sampler: Callable[[float], asyncio.Future[Sample]], begin_s: float, samples: list[Sample]
+    sampler: Callable[[float], Awaitable[Sample]], begin_s: float, samples: list[Sample]
 ) -> None:
     while True:
         await asyncio.sleep(1.0)

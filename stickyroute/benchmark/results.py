@@ -87,6 +87,7 @@ class Run:
     replicas: int = 1
     how: str = "replay"
     rate: float = 0.0
+    arrivals_s: float = 0.0
     wall_s: float = 0.0
 
 
@@ -115,6 +116,8 @@ class Summary:
     output_tokens_s: float
     computed_tokens: int
     gpu_s: float | None
+    prefill_gpu_s: float
+    arrivals_s: float
     shares: tuple[float, ...]
     imbalance: float
     preemptions: int
@@ -125,7 +128,22 @@ class Summary:
     refused: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values; what is not known is null, since JSON has no nan."""
+        return {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in asdict(self).items()
+        }
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Summary:
+        """What `as_json` made, read back."""
+        known: dict[str, Any] = {
+            key: math.nan if value is None and key != "gpu_s" else value for key, value in values.items()
+        }
+        known["shares"] = tuple(known["shares"])
+        known["ttft_curve_s"] = tuple(known["ttft_curve_s"])
+        known["by_length"] = {name: tuple(found) for name, found in known["by_length"].items()}
+        return cls(**known)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -152,8 +170,9 @@ def bucket(prompt_tokens: int) -> str:
     return LENGTH_NAMES[-1]
 
 
-def summarize(run: Run, slo_ttft_s: float = 1.0) -> Summary:
-    """The figures of a run; `good` is the share of requests with their first token within `slo_ttft_s`.
+def summarize(run: Run, slo_ttft_s: float = 1.0, gpu_s_per_token: float = 0.0) -> Summary:
+    """The figures of a run; `good` is the share of requests with their first token within `slo_ttft_s`, and
+    `gpu_s_per_token` what computing one prompt token costs in GPU seconds.
 
     The hit rate is hits over queries by the engines' counters. A run whose generator fell behind is
     refused: its figures are nan.
@@ -196,6 +215,8 @@ def summarize(run: Run, slo_ttft_s: float = 1.0) -> Summary:
         output_tokens_s=sum(row.output_tokens for row in rows) / run.duration_s if rows else math.nan,
         computed_tokens=queries - hits,
         gpu_s=sum(gpu) if len(gpu) == len(run.engines) and gpu and not refused else None,
+        prefill_gpu_s=(queries - hits) * gpu_s_per_token if not refused else math.nan,
+        arrivals_s=run.arrivals_s or run.duration_s,
         shares=tuple(count / total if total else 0.0 for count in requests),
         imbalance=max(requests) * len(requests) / total if total else math.nan,
         preemptions=sum(engine.preemptions for engine in run.engines),
