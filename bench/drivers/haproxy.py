@@ -28,15 +28,16 @@ frontend public
 backend fleet
     balance hdr(x-session-id)
     hash-type consistent
-{servers}
+{bound}{servers}
 """
+BOUNDED = "bounded hash on session header"
 
 
 class Haproxy(Driver):
     """One thread, idle upstream connections reusable; http-no-delay, else it corks each token for 200 ms."""
 
     name = "haproxy"
-    default_policy = "hash on session header"
+    default_policy = "hash on session header"  # or BOUNDED: at most a quarter over the mean
 
     @classmethod
     def find(cls, venvs: list[str]) -> Driver | None:
@@ -52,5 +53,6 @@ class Haproxy(Driver):
             f"    server b{number} {url.removeprefix('http://')}" for number, url in enumerate(backends)
         )
         config = folder / "haproxy.cfg"
-        config.write_text(CONFIG.format(port=port, servers=servers))
+        bound = "    hash-balance-factor 125\n" if self.policy == BOUNDED else ""
+        config.write_text(CONFIG.format(port=port, servers=servers, bound=bound))
         return [self.program, "-db", "-f", str(config)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from stickyroute import defaults
 from stickyroute.benchmark.engines import Engines
 from stickyroute.benchmark.jobs import Done, done
 from stickyroute.benchmark.load import Load
@@ -91,6 +93,9 @@ def _lineup(scenario: Scenario, routers: Sequence[str], venvs: list[str]) -> lis
                 raise ConfigError(f"routers: {name} is not installed here")
             continue
         driver.policy = policy
+        if name == "stickyroute":
+            # Its launcher keys on one field, for the cost rig; here the product's own default is on trial.
+            os.environ["STICKYROUTE_AFFINITY__SOURCES"] = json.dumps(defaults.AFFINITY_SOURCES)
         lineup.append((f"{name} {policy or driver.default_policy}", driver))
     if not lineup:
         raise ConfigError("nothing to compare: no router was found")

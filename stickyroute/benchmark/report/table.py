@@ -20,8 +20,8 @@ def render(report: Report) -> str:
     lines += [
         "",
         "Medians over seeds, [smallest - largest]. x: TTFT p95 of round-robin divided by the policy's.",
-        f"good: first token within {report.slo_ttft_s:g} s. max/mean: requests on the busiest engine. saved: prefill",
-        f"GPU hours and money for a day of this traffic, at ${report.gpu_hour_usd:g} a GPU hour.",
+        f"good: first token within {report.slo_ttft_s:g} s. max/mean: requests on the busiest engine. saved:",
+        f"prefill GPU hours and money for a day of this traffic, at ${report.gpu_hour_usd:g} a GPU hour.",
     ]
     return "\n".join(lines)
 
