@@ -35,7 +35,6 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_advancing",
         "_early",
-        "_fd",
         "_forwarded",
         "_handler",
         "_idle_since_s",
@@ -49,8 +48,10 @@ class ClientConnection(asyncio.Protocol):
         "_transport",
         "_tunnel_abort",
         "closing",
+        "descriptor",
         "limits",
         "peer",
+        "queued_bytes",
         "relay",
         "write",
     )
@@ -69,7 +70,8 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_s = 0.0
         self._lingering_s = 0.0
         self._early = b""
-        self._fd = -1  # none to write to directly
+        self.descriptor = -1  # of the socket, for direct writes; -1 if there must be none
+        self.queued_bytes: Callable[[], int] = int
         self._tunnel_abort: Callable[[], None] | None = None
         self.limits = limits
         self.relay: Relay | None = None
@@ -82,8 +84,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write
+        self.queued_bytes = self._transport.get_write_buffer_size
         if not transport.get_extra_info("sslcontext"):
-            self._fd = transport.get_extra_info("socket").fileno()
+            self.descriptor = transport.get_extra_info("socket").fileno()
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else "unknown"
         proto = b"https" if transport.get_extra_info("sslcontext") else b"http"
@@ -135,10 +138,9 @@ class ClientConnection(asyncio.Protocol):
         streamed token costs. What the socket does not take, and every error, is left to the transport.
         """
         transport = self._transport
-        # A closing transport's descriptor may already belong to another connection.
-        if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+        if self.descriptor >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
             try:
-                sent = os.write(self._fd, data)
+                sent = os.write(self.descriptor, data)
             except OSError:
                 sent = 0
             if sent == len(data):

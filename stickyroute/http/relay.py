@@ -36,12 +36,12 @@ class Relay:
     """Base of an exchange. `head_sent` marks the point of no return: after it, no further attempt is made."""
 
     __slots__ = (
-        "_chunked",
         "_fed_before_s",
         "_heard",
         "_keep_alive",
         "_paused",
         "bytes_out",
+        "chunked",
         "client",
         "first_byte_s",
         "head_sent",
@@ -64,7 +64,7 @@ class Relay:
         self.bytes_out = 0
         self.first_byte_s = 0.0
         self.sent_s = 0.0
-        self._chunked = False
+        self.chunked = False
         self._keep_alive = request.keep_alive
         self._paused = False
         self._heard = -1
@@ -141,7 +141,7 @@ class Relay:
         elif self.status in _BODILESS or request.method == b"HEAD":
             pass
         elif request.minor_version:
-            self._chunked = True
+            self.chunked = True
             out.append(b"transfer-encoding: chunked\r\n")
         else:
             keep = False  # HTTP/1.0 knows only the end of the connection as the end of such a body
@@ -157,7 +157,7 @@ class Relay:
             self.first_byte_s = monotonic()
         size = len(data)
         self.bytes_out += size
-        if self._chunked:
+        if self.chunked:
             if size < _SHORT:
                 data = _CHUNK_HEADS[size] + data + b"\r\n"
             else:
@@ -170,7 +170,7 @@ class Relay:
     def on_end(self) -> None:
         """The reply is complete, the upstream connection is already free again."""
         self.upstream = None
-        if self._chunked:
+        if self.chunked:
             self.client.write(b"0\r\n\r\n")
         self._end(COMPLETE)
         self.client.response_done(self._keep_alive)
@@ -182,7 +182,7 @@ class Relay:
             self.failed(failure)
             return
         # The client must see a broken transfer: no final chunk, no `[DONE]`, no second answer.
-        self.client.break_off(abruptly=not self._chunked and not self.request.minor_version)
+        self.client.break_off(abruptly=not self.chunked and not self.request.minor_version)
         self._end(UPSTREAM_DIED)
 
     def on_switched(self, upstream: UpstreamConnection) -> None:
@@ -226,8 +226,9 @@ class Relay:
                 upstream.abort()
                 self.failed(HEADER_TIMEOUT)
             return
-        if self._paused or upstream.heard != self._heard:
-            self._heard = upstream.heard
+        heard = upstream.heard + self.bytes_out  # a lane counts only what it passed on
+        if self._paused or heard != self._heard:
+            self._heard = heard
             self._fed_before_s = now_s
         elif now_s - self._fed_before_s > limits.stream_idle_s:
             self.upstream = None
@@ -235,7 +236,7 @@ class Relay:
             if not self.head_sent:
                 self.failed(HEADER_TIMEOUT)
                 return
-            self.client.break_off(abruptly=not self._chunked and not self.request.minor_version)
+            self.client.break_off(abruptly=not self.chunked and not self.request.minor_version)
             self._end(UPSTREAM_SILENT)
 
     # Endings.

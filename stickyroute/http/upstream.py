@@ -7,11 +7,13 @@ hand over what arrives); it must not know why it was chosen.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
 from stickyroute.clock import monotonic
+from stickyroute.http.lane import Lane
 
 if TYPE_CHECKING:
     from stickyroute.http.pool import BackendPool
@@ -24,6 +26,8 @@ STALE = "stale"  # a pooled connection closed before a byte of the reply: the ba
 DROPPED = "dropped"  # a fresh connection closed before a byte of the reply
 BROKEN = "broken"  # closed inside the head or the body of the reply
 GARBAGE = "garbage"  # not HTTP
+
+_LF = 10
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -38,6 +42,8 @@ class UpstreamConnection(asyncio.Protocol):
         "_head_ready",
         "_in_body",
         "_keep",
+        "_lane",
+        "_open",
         "_parser",
         "_pieces",
         "_pool",
@@ -45,11 +51,15 @@ class UpstreamConnection(asyncio.Protocol):
         "_rest",
         "_switched",
         "_transport",
+        "between_chunks",
+        "direct",
         "fresh",
         "heard",
         "idle_since_s",
         "lines",
         "on_body",
+        "on_chunk_complete",
+        "on_chunk_header",
         "own",
         "reason",
         "status",
@@ -62,6 +72,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         # Called by the parser for each piece of a body: a C function, so a piece costs no Python frame.
         self.on_body = self._pieces.append
+        # Likewise in C: not empty while the parser is inside a chunk (the last, empty one included).
+        self._open: list[bool] = []
+        self.on_chunk_header = partial(self._open.append, True)
+        self.on_chunk_complete = self._open.clear
         self._parser = httptools.HttpResponseParser(self)
         self.fresh = True
         self.idle_since_s = 0.0
@@ -82,6 +96,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._switched = False
         self._eof_ends_body = False
         self._error = False
+        self._lane = False
+        self.between_chunks = False
+        self.direct = False
+        self._open.clear()
         self._rest = b""
         self.heard = 0
 
@@ -119,6 +137,13 @@ class UpstreamConnection(asyncio.Protocol):
             pieces.clear()
         if self._done:
             self._finish(relay)
+        elif relay.chunked and not self._eof_ends_body and not self._error:
+            # A chunk's line or end ends in a line feed; with no chunk open it was an end (or the head's).
+            self.between_chunks = not self._open and data[-1] == _LF
+            self.direct = False
+            if not self._lane and relay.bytes_out and relay.client.descriptor >= 0:
+                self._lane = True
+                self._use(Lane(self, relay))
         elif self._error:
             self._relay = None
             self._close()
@@ -249,8 +274,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.lost(self)
         return transport, self._rest
 
+    def _use(self, protocol: Lane | UpstreamConnection) -> None:
+        if self._transport is not None:
+            self._transport.set_protocol(cast("asyncio.BaseProtocol", protocol))
+
     def _finish(self, relay: Relay) -> None:
         self._relay = None
+        if self._lane:
+            self._use(self)
         self._release()
         relay.on_end()
 

@@ -1,0 +1,85 @@
+"""The fast lane of a streamed reply: a read that is exactly one chunk goes to the client as it came.
+
+Engines write one token a chunk and one chunk a write, so nearly every read of a stream is a whole chunk:
+decoding and framing it again would give the same bytes. A `Lane` takes the place of its `UpstreamConnection`
+as the transport's protocol, passes such reads on with as few Python steps as can be, and gives everything
+else (the head, split or several chunks, the end) to the connection, whose parser stays in step because only
+whole chunks between whole chunks are kept from it. Must not know what is streamed or to whom.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stickyroute.http.relay import Relay
+    from stickyroute.http.upstream import UpstreamConnection
+
+_LONGEST = 4096
+"""Reads from this length on are not looked at here, bytes: what matters is the cost of small ones."""
+
+
+def _tables() -> tuple[list[bytes], list[int]]:
+    """By the length of a whole chunk on the wire: how it must begin, and how many bytes it carries."""
+    begins, carries = [b"\n"] * _LONGEST, [0] * _LONGEST  # no chunk begins with a line feed
+    for size in range(1, _LONGEST):
+        line = b"%x\r\n" % size
+        length = len(line) + size + 2
+        if length < _LONGEST:
+            begins[length], carries[length] = line, size
+    return begins, carries
+
+
+_BEGINS, _CARRIES = _tables()
+
+
+class Lane:
+    """A transport's protocol while a chunked reply is relayed as chunks. Made once a stream."""
+
+    __slots__ = ("connection_lost", "data_received", "eof_received", "pause_writing", "resume_writing")
+
+    def __init__(self, upstream: UpstreamConnection, relay: Relay) -> None:
+        self.data_received = _splice(upstream, relay)
+        self.connection_lost = upstream.connection_lost
+        self.eof_received = upstream.eof_received
+        self.pause_writing = upstream.pause_writing
+        self.resume_writing = upstream.resume_writing
+
+
+def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], None]:
+    # A closure over locals, and the socket written to directly while nothing is queued before: per token this
+    # saves about a fifth of what the same steps cost as methods, attributes and uvloop's write queue.
+    # The descriptor is the client's for as long as this runs: a transport closes it after `connection_lost`
+    # returned, and that has by then aborted the upstream, which is read no more.
+    client = relay.client
+    descriptor, queued, later = client.descriptor, client.queued_bytes, client.write
+    slowly = upstream.data_received
+    write = os.write
+    begins, carries = _BEGINS, _CARRIES
+
+    def may_go() -> bool:
+        """Enter the lane: between two chunks, and all that went before has left the client's transport."""
+        upstream.direct = upstream.between_chunks and not queued()
+        return upstream.direct
+
+    def data_received(data: bytes) -> None:
+        length = len(data)
+        try:
+            whole = data.startswith(begins[length]) and data.endswith(b"\r\n")
+        except IndexError:  # too long for the table
+            whole = False
+        if whole and (upstream.direct or may_go()):
+            relay.bytes_out += carries[length]
+            try:
+                sent = write(descriptor, data)
+            except OSError:  # full, or broken: the transport deals with either
+                sent = 0
+            if sent != length:
+                upstream.direct = False
+                later(data[sent:])
+        else:
+            slowly(data)
+
+    return data_received
