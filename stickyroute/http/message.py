@@ -5,6 +5,7 @@ Owns the hop-by-hop rules (RFC 9110 section 7.6.1) in both directions. Knows not
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 # Fields that describe one connection, never the message; each side of the proxy has its own (RFC 9110 7.6.1).
@@ -135,6 +136,13 @@ def sane_id(value: bytes) -> bool:
     return 0 < len(value) <= _ID_LIMIT and _ID_BYTES.issuperset(value)
 
 
+# The parser lets control characters pass in a reason phrase (RFC 9112 section 4 doesn't).
+_UNPRINTABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
+
+
 def status_line(status: int, reason: bytes) -> bytes:
-    """The first line of a response head; an absent reason phrase becomes the standard one."""
-    return b"HTTP/1.1 %d %b\r\n" % (status, reason or REASONS.get(status, b"Unknown"))
+    """The first line of a response head; a reason phrase that is absent or unprintable becomes the usual one."""
+    usual = REASONS.get(status, b"Unknown")
+    if not reason or (reason != usual and _UNPRINTABLE(reason)):
+        reason = usual
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason)

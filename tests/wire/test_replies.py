@@ -17,7 +17,9 @@ BODY = b'{"text":"' + b"\xc3\xa9" * 4000 + b'"}'
 @pytest.mark.parametrize("minor", [1, 0])
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
 @pytest.mark.parametrize("status", [200, 201, 400, 404, 500])
-async def test_a_reply_of_any_framing_is_relayed_with_exactly_one(framing: str, status: int, minor: int) -> None:
+async def test_a_reply_of_any_framing_is_relayed_with_exactly_one(
+    framing: str, status: int, minor: int
+) -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
         fake.on(CHAT, reply(status, BODY, framing=framing))
         async with await proxy.client() as client:
@@ -66,7 +68,10 @@ async def test_hop_by_hop_fields_and_those_connection_names_are_stripped_from_re
         ("Upgrade", "h2c"),
     ]
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
-        fake.on(CHAT, reply(200, BODY, fields=[*hop, ("X-Kept", "1"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]))
+        fake.on(
+            CHAT,
+            reply(200, BODY, fields=[*hop, ("X-Kept", "1"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]),
+        )
         for _ in range(2):
             answer = await client.ask(request())
             names = {name for name, _ in answer.fields}
@@ -78,10 +83,20 @@ async def test_hop_by_hop_fields_and_those_connection_names_are_stripped_from_re
 
 async def test_reason_phrase_date_and_server_come_from_the_backend() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
-        fake.on(CHAT, reply(200, b"{}", fields=[("Server", "uvicorn"), ("Date", "Sun, 06 Nov 1994 08:49:37 GMT")]))
+        fake.on(
+            CHAT, reply(200, b"{}", fields=[("Server", "uvicorn"), ("Date", "Sun, 06 Nov 1994 08:49:37 GMT")])
+        )
         answer = await proxy.ask()
         assert answer.reason == b"Whatever"
         assert (answer.get("server"), answer.get("date")) == ("uvicorn", "Sun, 06 Nov 1994 08:49:37 GMT")
+
+
+@pytest.mark.parametrize("reason", [b"", b"O\0K", b"\x1b[31mOK", b"\x7f"])
+async def test_a_reason_phrase_that_is_absent_or_unprintable_becomes_the_usual_one(reason: bytes) -> None:
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        fake.on(CHAT, raw(b"HTTP/1.1 200 " + reason + b"\r\nContent-Length: 2\r\n\r\n{}", "keep"))
+        answer = await proxy.ask()
+        assert (answer.status, answer.reason, answer.body) == (200, b"OK", b"{}")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "unheard-of"])
@@ -89,7 +104,9 @@ async def test_reason_phrase_date_and_server_come_from_the_backend() -> None:
 async def test_any_content_coding_is_opaque(coding: str, framing: str) -> None:
     body = gzip.compress(BODY) if coding == "gzip" else bytes(range(256)) * 9
     async with fakes() as fake, run_proxy([fake]) as proxy:
-        fake.on(CHAT, reply(200, body, framing=framing, fields=[("Content-Encoding", coding), ("ETag", '"x"')]))
+        fake.on(
+            CHAT, reply(200, body, framing=framing, fields=[("Content-Encoding", coding), ("ETag", '"x"')])
+        )
         answer = await proxy.ask(headers={"Accept-Encoding": coding})
         assert (answer.body, answer.get("content-encoding"), answer.get("etag")) == (body, coding, '"x"')
         assert fake.requests[0].get("accept-encoding") == coding
@@ -214,7 +231,11 @@ async def test_length_and_chunked_together_never_reach_the_client_together() -> 
 async def test_bytes_after_a_reply_are_no_answer_to_anybody() -> None:
     evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
-        fake.on(CHAT, raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + evil, "keep"), reply(200, b'{"good":1}'))
+        fake.on(
+            CHAT,
+            raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + evil, "keep"),
+            reply(200, b'{"good":1}'),
+        )
         assert (await client.ask(request())).body == b"{}"
         assert (await client.ask(request())).body == b'{"good":1}'
 
