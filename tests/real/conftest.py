@@ -1,0 +1,75 @@
+"""Real engines for the tests of this folder, each tier started once; the model is built once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import pytest
+
+from tests.cli.commands import Running
+from tests.support.real.engines import Engine, LlamaServer, build_tiny, fetch, llama_servers
+from tests.support.run_proxy import Samples
+
+LISTENING = r"listening on .*? \(port (\d+)\), admin on .* \(port (\d+)\)"
+NAMES = ("llama-a", "llama-b", "llama-c")  # the ring goes by names: users have the same homes in every run
+E = TypeVar("E", bound=Engine)
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Generic[E]):
+    """stickyroute and the engines behind it."""
+
+    url: str
+    admin_url: str
+    engines: Sequence[E]
+    process: Running
+
+    def engine(self, name: str) -> E:
+        """The one of that name, as replies tell it."""
+        return next(engine for engine in self.engines if engine.name == name)
+
+    def metrics(self) -> Samples:
+        return Samples(fetch(self.admin_url, "/metrics").body.decode())
+
+    @property
+    def in_flight(self) -> int:
+        """Requests the proxy counts as running, on all engines."""
+        return int(self.metrics().sum("stickyroute_backend_in_flight"))
+
+
+@contextmanager
+def serve(engines: Sequence[E], *arguments: str) -> Iterator[Served[E]]:
+    """`stickyroute serve` in front of the engines, as an operator starts it."""
+    backends = [f"--backend={engine.backend()}" for engine in engines]
+    local = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--response-headers"]
+    with Running(["serve", *backends, *local, *arguments]) as process:
+        public, admin = process.said(LISTENING).groups()
+        yield Served(f"http://127.0.0.1:{public}", f"http://127.0.0.1:{admin}", engines, process)
+    assert not any("Traceback" in line for line in process.lines), "\n".join(process.lines)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tiny model: the Hugging Face folder and the GGUF file."""
+    return build_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def fleet(
+    model: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served[LlamaServer]]:
+    """Three llama.cpp servers behind one proxy, for tests that leave them alive."""
+    log = tmp_path_factory.mktemp("llama") / "log"
+    with llama_servers(model[1], NAMES, log) as engines, serve(engines) as served:
+        yield served
+
+
+@pytest.fixture
+def mortal_fleet(model: tuple[Path, Path], tmp_path: Path) -> Iterator[Served[LlamaServer]]:
+    """The same, for one test that kills some of them."""
+    with llama_servers(model[1], NAMES, tmp_path / "log") as engines, serve(engines) as served:
+        yield served
