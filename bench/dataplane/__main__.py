@@ -52,7 +52,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--no-pin", action="store_true", help="leave the choice of cores to the scheduler")
     parser.add_argument(
-        "--burst", action="store_true", help="streams tick together, not spread over the interval"
+        "--spread", action="store_true", help="each stream ticks by itself, not at its engine's steps"
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write every sample")
     return parser.parse_args(argv)
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         repeats=repeats,
         scale=scale,
         pin=not args.no_pin,
-        burst=args.burst,
+        spread=args.spread,
         say=lambda line: print(line, file=sys.stderr),
     )
     print(f"{machine()}; {repeats} round(s), {time.monotonic() - began:.0f} s\n")

@@ -19,6 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import uvloop
@@ -265,35 +266,44 @@ class EngineConnection(asyncio.Protocol):
         self._advance()
 
 
-class Phases:
-    """When a paced stream's first token is due, in the loop's time."""
+class Steps:
+    """When the paced streams of one engine tick, in the loop's time."""
 
-    def __init__(self, burst: bool) -> None:
-        self._burst = burst
-        self._phase = 0.0
+    def __init__(self, share: float, spread: bool) -> None:
+        self._share = share  # of an interval by which this engine's steps follow the first engine's
+        self._spread = spread
 
     def first_tick(self, every_s: float) -> float:
-        """Spread evenly over an interval, or, in a burst, on a grid that all streams share."""
+        """The engine's next step; or, spread, a moment of the stream's own."""
         now = asyncio.get_running_loop().time()
-        if self._burst:
-            return (math.floor(now / every_s) + 1) * every_s
-        self._phase = (self._phase + GOLDEN) % 1
-        return now + self._phase * every_s
+        if self._spread:
+            self._share = (self._share + GOLDEN) % 1
+            return now + self._share * every_s
+        late_s = self._share * every_s
+        return (math.floor((now - late_s) / every_s) + 1) * every_s + late_s
 
 
-async def serve(engines: int, burst: bool) -> tuple[list[asyncio.Server], list[int]]:
-    """Listen on `engines` free ports of the loopback. `burst`: all paced streams tick together."""
-    phases = Phases(burst)
+async def serve(engines: int, spread: bool) -> tuple[list[asyncio.Server], list[int]]:
+    """Listen on `engines` free ports of the loopback.
+
+    The paced streams of an engine tick together, as those of a real one at each of its steps; with `spread`,
+    each by itself.
+    """
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(lambda: EngineConnection(phases.first_tick), "127.0.0.1", 0, backlog=4096)
-        for _ in range(engines)
+        await loop.create_server(
+            partial(EngineConnection, Steps(engine / engines, spread).first_tick),
+            "127.0.0.1",
+            0,
+            backlog=4096,
+        )
+        for engine in range(engines)
     ]
     return servers, [server.sockets[0].getsockname()[1] for server in servers]
 
 
-async def run(engines: int, burst: bool) -> None:
-    _, ports = await serve(engines, burst)
+async def run(engines: int, spread: bool) -> None:
+    _, ports = await serve(engines, spread)
     print(json.dumps({"ports": ports}), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
@@ -301,9 +311,9 @@ async def run(engines: int, burst: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.dataplane.fleet", description=__doc__)
     parser.add_argument("--engines", type=int, default=4)
-    parser.add_argument("--burst", action="store_true", help="tick all paced streams at the same moment")
+    parser.add_argument("--spread", action="store_true", help="every paced stream ticks by itself")
     args = parser.parse_args()
-    uvloop.run(run(args.engines, args.burst))
+    uvloop.run(run(args.engines, args.spread))
 
 
 if __name__ == "__main__":

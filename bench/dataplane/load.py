@@ -29,6 +29,7 @@ SEED = 20260501
 PARAGRAPH_ENDS = 0.012  # after a word: a paragraph of about 80 words, so an escaped newline now and then
 DIGITS = "##########"  # where a request's ten changing digits go
 PHASE_LIMIT_S = 60.0
+ENOUGH = 0.95  # of the tokens due in a window, and of a read for each; fewer, and something else was measured
 WORDS = [
     *("the", "model", "of", "a", "fleet", "keeps", "what", "it", "has", "seen", "and", "answers", "sooner"),
     *("when", "question", "returns", "to", "where", "its", "prefix", "is", "warm", "while", "every", "other"),
@@ -265,7 +266,9 @@ async def closed_loop(asked: Result) -> Result:
 
 
 async def paced(asked: Result) -> Result:
-    """`streams` streams at once, a token every `every_ms` each; what `window_s` in the middle cost."""
+    """`streams` streams at once, a token every `every_ms` each; what `window_s` in the middle cost.
+
+    `disturbed`: tokens came late or several to a read; the machine stalled, or the router held back."""
     every_ms, window_s = asked["every_ms"], asked["window_s"]
     tokens = int((window_s + asked["slack_s"]) * 1000 / every_ms)
     prompts = prompts_of(asked["prompt_bytes"], f"[tokens={tokens} every_ms={every_ms}]", True)
@@ -287,12 +290,14 @@ async def paced(asked: Result) -> Result:
     ended_early = clients.finished
     rss = rss_bytes(asked["pids"])
     await clients.until(lambda: clients.finished == asked["streams"])
+    seen, expected = events_after - events, asked["streams"] * window_s * 1000 / every_ms
     result = {
         "cpu_s": used,
         "wall_s": wall,
-        "tokens": events_after - events,
+        "tokens": seen,
         "reads": reads_after - reads,
-        "errors": clients.errors + ended_early,
+        "errors": clients.errors,
+        "disturbed": bool(ended_early) or seen < ENOUGH * expected or reads_after - reads < ENOUGH * seen,
         "missing_events": asked["streams"] * (tokens + 1) - clients.events,
         "rss_bytes": rss,
     }

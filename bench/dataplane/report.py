@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench.dataplane.rig import DIRECT, Samples
+from bench.dataplane.rig import DIRECT, TRIES, Samples
 
 OURS = "stickyroute"
 COSTS = {
@@ -50,6 +50,7 @@ class Row:
     idle_rss_mib: float | None
     loaded_rss_mib: float | None
     failures: tuple[str, ...]
+    disturbed: dict[str, int]
 
     def cost_us(self, phase: str) -> float | None:
         """The median over the slices."""
@@ -82,6 +83,7 @@ def row_of(name: str, samples: Samples) -> Row:
         idle_rss_mib=middle([value / MIB for value in samples.idle_rss_bytes]),
         loaded_rss_mib=middle([result["rss_bytes"] / MIB for result in paced]),
         failures=tuple(samples.failures),
+        disturbed=samples.disturbed,
     )
 
 
@@ -210,11 +212,13 @@ def text(samples: dict[str, Samples]) -> str:
     found = rows(samples)
     targets = "\n".join(f"- {line}" for line in verdicts(found))
     failures = "\n".join(f"- {row.name}: {failure}" for row in found for failure in row.failures)
+    disturbed = "\n".join(f"- {row.name}: {row.disturbed}" for row in found if row.disturbed)
     parts = [
         cost_table(found),
         spread_table(found),
         ratio_table(found),
         targets,
         failures and f"Failures:\n{failures}",
+        disturbed and f"Slices disturbed {TRIES} times over, left out:\n{disturbed}",
     ]
     return "\n\n".join(part for part in parts if part)
