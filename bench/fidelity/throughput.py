@@ -109,12 +109,12 @@ async def serve(count: int, profile: str) -> None:
     await reader.read()
     late = total = 0
     for engine in engines:
-        late += engine.late_steps(LATE_S)
+        late += engine.pace.late(LATE_S)
         total += engine.engine.steps
     result = {
         "cpu_share": (time.process_time() - cpu_s) / (time.monotonic() - began_s),
         "late_share": late / total,
-        "worst_s": max(engine.lateness_s for engine in engines),
+        "worst_s": max(engine.pace.worst_s for engine in engines),
         "tokens": sum(engine.engine.counters.generated for engine in engines),
     }
     print(json.dumps(result), flush=True)

@@ -129,6 +129,10 @@ class Generation:
         """The client went away."""
         self._end(left=True)
 
+    def forget(self) -> None:
+        """The engine died: nobody counts this request any more."""
+        self.ended = True
+
     def reason_of(self, choice: Choice) -> str:
         """Why a choice ended; `abort` when the engine stopped before."""
         return self._reasons.get(choice.index, "abort")

@@ -1,20 +1,14 @@
 """Simulated engines as HTTP servers: many of them, each on a port of its own, in one process and one event
 loop.
 
-Owns the tie between real time and the engines' clocks, which requests go to which engine, and how an engine
-dies. What is said lies in `routes` and the replies.
-
-An engine's clock is the loop's, times its `speedup`, since its start. A timer fires when the running step is
-over by that clock; whatever is late is caught up in one go, so lateness delays bytes but never bends the
-simulated time.
+Owns what a request becomes inside its engine, who gets which token, and how an engine dies. Time is in
+`pace`, what is said lies in `routes` and the replies.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -26,7 +20,8 @@ from stickyroute.simulator.faults import MID_STREAM, Fault, Faults, parse
 from stickyroute.simulator.generation import Choice, Generation
 from stickyroute.simulator.keys import block_keys
 from stickyroute.simulator.kvevents import KvEvents, Origin
-from stickyroute.simulator.observed import Histogram, Observed
+from stickyroute.simulator.observed import Observed
+from stickyroute.simulator.pace import Pace
 from stickyroute.simulator.radix import RadixCache
 from stickyroute.simulator.replies import Reply, Usage, WholeReply
 from stickyroute.simulator.routes import Routes
@@ -39,7 +34,7 @@ _CORE_DIED = chunk(
     b'See stack trace (above) for the root cause.", '
     b'"type": "InternalServerError", "param": null, "code": 500}}\n\n'
 )
-_LATENESS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # seconds
+_GRACE_TURNS, _GRACE_TURN_S = 50, 0.01  # how long a closing engine waits for its clients to read
 _SWEEP_S = 1.0  # how often idle connections are looked for
 _IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
 
@@ -48,7 +43,7 @@ class RunningEngine:
     """One engine behind one port. Made by `serve_engines`.
 
     `engine` is the state machine inside, `observed` what its server has seen, `connections` those that are
-    open, `lateness_s` the worst delay of a step in real seconds.
+    open, `pace` its clock and how late that ran.
     """
 
     def __init__(self, config: EngineConfig, host: str, date: Date) -> None:
@@ -58,16 +53,13 @@ class RunningEngine:
         self.faults = Faults()
         self.tokenizer = load_tokenizer(config.tokenizer)
         self.reader = Reader(config, self.tokenizer)
-        self.lateness_s = 0.0
-        self._late = Histogram(_LATENESS)
+        self.pace = Pace(config.speedup, self.refresh)
         self._date = date
         self._loop = asyncio.get_running_loop()
         self._routes = Routes(self)
         self.connections: set[Connection] = set()
         self._generations: set[Generation] = set()
         self._server: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf
         self._schedule: list[asyncio.TimerHandle] = []
         self.kv_events: KvEvents | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -82,10 +74,6 @@ class RunningEngine:
     def alive(self) -> bool:
         """Whether the port is open."""
         return self._server is not None
-
-    def now_s(self) -> float:
-        """The engine's clock, in its own seconds."""
-        return (self._loop.time() - self._started_s) * self.config.speedup
 
     async def start(self, port: int = 0) -> None:
         """Open the port; 0 picks a free one, the same again after a crash."""
@@ -118,8 +106,11 @@ class RunningEngine:
             connection.close()
         if server is not None:
             server.close()
-            await asyncio.sleep(0)
-            for connection in list(self.connections):
+            for _ in range(_GRACE_TURNS):
+                if not self.connections:
+                    break
+                await asyncio.sleep(_GRACE_TURN_S)
+            for connection in list(self.connections):  # whose client reads too slowly
                 connection.reset()
             await server.wait_closed()
 
@@ -128,15 +119,17 @@ class RunningEngine:
         server = self._stop_listening()
         if server is not None:
             server.close()
+        for generation in self._generations:
+            generation.forget()
+        self._generations.clear()
         for connection in list(self.connections):
             connection.reset()
-        self._generations.clear()
         self._reset_state()
 
     async def restart(self) -> None:
         """Come back after a crash on the same port, with a cold cache, counters at zero and no faults."""
-        self.faults.turn_off()
         await self.start(self.port)
+        self.heal()
 
     def inject(self, fault: Fault) -> None:
         """Turn a fault on; it goes off by itself after `fault.for_s` real seconds."""
@@ -165,11 +158,6 @@ class RunningEngine:
         for connection in list(self.connections):
             if connection.idle_s() >= _IDLE_LIMIT_S:
                 connection.close()
-
-    def late_steps(self, over_s: float) -> int:
-        """How many timers fired later than that; `over_s` is rounded down to a bound we count by."""
-        late = self._late
-        return sum(late.counts[bisect_right(late.bounds, over_s) :])
 
     def generate(
         self, connection: Connection, request: Request, ask: Ask, reply: WholeReply, stream: Reply | None
@@ -215,7 +203,7 @@ class RunningEngine:
         return (waiting if self.config.dialect == "sglang" else waiting + self.engine.running) >= limit
 
     def refresh(self) -> None:
-        """Bring the engine up to the present before its gauges are read."""
+        """Bring the engine up to the present: when a step is over, and before its gauges are read."""
         self._advance()
         self._settle()
 
@@ -244,19 +232,20 @@ class RunningEngine:
                 blocks.on_cleared = self.kv_events.cleared
         self.engine = Engine(profile, cache, trace=True)
         self.observed = Observed(self.config.dialect, time.time())
-        self._started_s = self._loop.time()
+        self.pace.restart()
         self._apply_faults()
 
     def _apply_faults(self) -> None:
         slow = self.faults.get("slow")
         self.engine.slowdown = slow.factor if slow is not None else 1.0
-        if "dead" not in self.faults and self._timer is None:
-            self._set_timer()
+        if "dead" in self.faults:
+            self.pace.stop()
+        else:
+            self.pace.go()
+        self._settle()
 
     def _advance(self) -> float:
-        now_s = self.now_s()
-        if "dead" in self.faults:
-            return min(now_s, self.engine.next_step_s)  # time stands still for it
+        now_s = self.pace.now_s()
         for step in self.engine.advance(now_s):
             self._deliver(step)
         return now_s
@@ -284,26 +273,8 @@ class RunningEngine:
         """After every change of the engine: tell what its cache did, and wake up when its step is over."""
         if self.kv_events is not None:
             self.kv_events.flush()
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due_s = self.engine.next_step_s
-        if due_s == self._timer_s and self._timer is not None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_s = due_s
-        if due_s < math.inf and "dead" not in self.faults:
-            self._timer = self._loop.call_at(self._started_s + due_s / self.config.speedup, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        late_s = self._loop.time() - self._started_s - self._timer_s / self.config.speedup
-        self.lateness_s = max(self.lateness_s, late_s)
-        self._late.observe(late_s)
-        self._advance()
-        self._settle()
+        if self.alive:
+            self.pace.wake_at(self.engine.next_step_s)
 
     def _usage(self, generation: Generation) -> Usage:
         prompt = completion = cached = created = 0
@@ -336,10 +307,11 @@ class RunningEngine:
         self._sweep = self._loop.call_later(_SWEEP_S, self._sweep_idle)
 
     def _stop_listening(self) -> asyncio.Server | None:
-        for timer in (self._timer, self._sweep, *self._schedule):
+        for timer in (self._sweep, *self._schedule):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._sweep = None
+        self._sweep = None
+        self.pace.restart()
         self._schedule.clear()
         if self.kv_events is not None:
             self.kv_events.close()

@@ -214,7 +214,9 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = time.monotonic()
         if self._close_after:
             self.close()
-        self._next()
+        elif self._queue and not self._taking:
+            # Not at once: whoever finished may have more to deliver before a new request may change anything.
+            asyncio.get_running_loop().call_soon(self._next)
 
     def close(self) -> None:
         """An orderly end, after what was written."""
@@ -235,7 +237,7 @@ class Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         if self._taking:
-            return  # called from the handler below: the loop goes on when it returns
+            return
         self._taking = True
         while self._queue and not self._answering and self._transport is not None:
             self._answering = True

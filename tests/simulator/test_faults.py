@@ -127,8 +127,13 @@ async def test_health_stays_green_while_generation_is_dead(start):
     values = await metrics(engine)
     assert values["vllm:num_requests_running"] == 1
     assert values["vllm:generation_tokens_total"] == 0
+    stood_s = engine.pace.now_s()
     engine.heal()
     assert parse(await reader.readuntil(b"0\r\n\r\n")).complete
+    values = await metrics(engine)
+    # By its own clock no time passed: two tokens, two steps of four milliseconds and a bit.
+    assert engine.pace.now_s() >= stood_s
+    assert values["vllm:e2e_request_latency_seconds_sum"] < stood_s + 0.02
     writer.close()
 
 
@@ -183,6 +188,8 @@ async def test_a_crash_resets_everybody_and_a_restart_begins_cold(start):
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(engine.host, port)
     assert not engine.alive
+    await until(lambda: not engine.connections)
+    assert engine.observed.in_flight == 0
     await engine.restart()
     assert engine.port == port
     reply = await chat(engine, text, max_tokens=1)
