@@ -54,6 +54,7 @@ class Ask:
     stream: bool
     usage_asked: bool
     usage_always: bool
+    token_ids: bool
 
 
 class Reader:
@@ -235,6 +236,7 @@ class Reader:
             reason=reason,
             stream=body.get("stream") is True,
             usage_asked=usage_asked,
+            token_ids=body.get("return_token_ids") is True,
             usage_always=usage_asked and options.get("continuous_usage_stats") is True,
         )
 

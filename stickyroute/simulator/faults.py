@@ -34,6 +34,7 @@ KINDS: Final = (
     "slow",
     "dead",
     "engine_error",
+    "draining",
     "lost_cache",
     "metrics_missing",
     "metrics_lying",

@@ -7,6 +7,7 @@ each token, of the end. Every method that returns stream bytes returns them fram
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -30,6 +31,9 @@ class Usage:
 
 class WholeReply(Protocol):
     """How a request is answered that doesn't stream."""
+
+    def tell_tokens(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """The client asked for token ids: of every choice, those of its prompt and of its answer."""
 
     def body(self, texts: list[str], reasons: list[str], usage: Usage) -> bytes:
         """The whole reply."""
@@ -68,7 +72,23 @@ def _escaped(text: str) -> bytes:
     return orjson.dumps(text)[1:-1]
 
 
-class VllmChat:
+class _TokenIds:
+    """vLLM's return_token_ids, for whole replies. Nothing is known until `tell_tokens`."""
+
+    _prompts: Sequence[list[int] | None] = ()
+    _answers: Sequence[list[int] | None] = ()
+
+    def tell_tokens(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        self._prompts, self._answers = prompts, answers
+
+    def _prompt_ids(self, index: int) -> list[int] | None:
+        return self._prompts[index] if self._prompts else None
+
+    def _answer_ids(self, index: int) -> list[int] | None:
+        return self._answers[index] if self._answers else None
+
+
+class VllmChat(_TokenIds):
     """`/v1/chat/completions` of vLLM. `usage_asked` is stream_options.include_usage."""
 
     def __init__(self, request_id: str, created: int, model: str, usage_asked: bool) -> None:
@@ -154,7 +174,7 @@ class VllmChat:
                         "logprobs": None,
                         "finish_reason": reason,
                         "stop_reason": None,
-                        "token_ids": None,
+                        "token_ids": self._answer_ids(index),
                         "routed_experts": None,
                     }
                     for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
@@ -163,7 +183,7 @@ class VllmChat:
                 "system_fingerprint": FINGERPRINT,
                 "usage": _vllm_usage(usage, whole=True),
                 "prompt_logprobs": None,
-                "prompt_token_ids": None,
+                "prompt_token_ids": self._prompt_ids(0),
                 "prompt_text": None,
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
@@ -226,7 +246,7 @@ class VllmChatCounting(VllmChat):
         return event({**head, "choices": [choice], "usage": usage, **behind})
 
 
-class VllmCompletion:
+class VllmCompletion(_TokenIds):
     """`/v1/completions` of vLLM."""
 
     def __init__(self, request_id: str, created: int, model: str, usage_asked: bool) -> None:
@@ -285,9 +305,9 @@ class VllmCompletion:
                         "logprobs": None,
                         "finish_reason": reason,
                         "stop_reason": None,
-                        "token_ids": None,
+                        "token_ids": self._answer_ids(index),
                         "prompt_logprobs": None,
-                        "prompt_token_ids": None,
+                        "prompt_token_ids": self._prompt_ids(index),
                     }
                     for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
                 ],

@@ -27,6 +27,9 @@ class Embeddings:
         self._vectors = [_vector(prompt) for prompt in prompts]
         self._encoding = encoding
 
+    def tell_tokens(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """This kind of reply has no place for them."""
+
     def body(self, texts: list[str], reasons: list[str], usage: Usage) -> bytes:
         return orjson.dumps(
             {

@@ -21,6 +21,9 @@ class Messages:
         self._prompt_tokens = prompt_tokens
         self._reason = "length"
 
+    def tell_tokens(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """This kind of reply has no place for them."""
+
     def greeting(self) -> bytes:
         """Nothing comes before the first token."""
         return b""

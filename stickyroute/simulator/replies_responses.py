@@ -23,6 +23,9 @@ class Responses:
         self._texts: list[str] = []
         self._reason = "length"
 
+    def tell_tokens(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """This kind of reply has no place for them."""
+
     def greeting(self) -> bytes:
         """Two events that say nothing but that the request was taken, before any prefill."""
         running = self._response("in_progress", [], None)

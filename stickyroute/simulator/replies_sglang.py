@@ -17,6 +17,9 @@ class _Sglang:
         self._usage_asked = usage_asked
         self._head: dict[str, Any] = {"id": request_id, "object": kind, "created": created, "model": model}
 
+    def tell_tokens(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """This kind of reply has no place for them."""
+
     def greeting(self) -> bytes:
         """Nothing: SGLang sends its head with the first token."""
         return b""

@@ -160,6 +160,8 @@ class Routes:
         engine.check_fit(ask)
         if "engine_error" in engine.faults:
             raise Refused(500, "EngineCore encountered an issue.", "InternalServerError")
+        if "draining" in engine.faults:
+            raise Refused(500, "cannot schedule new futures after shutdown", "InternalServerError")
         if engine.busy():
             engine.observed.rejected += 1
             if not self._sglang:

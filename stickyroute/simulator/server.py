@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -36,6 +37,7 @@ _CORE_DIED = chunk(
 )
 _GRACE_TURNS, _GRACE_TURN_S = 50, 0.01  # how long a closing engine waits for its clients to read
 _SWEEP_S = 1.0  # how often idle connections are looked for
+_SGLANG_NOTICES_STREAM_S, _SGLANG_NOTICES_S = 2.0, 4.0  # after which SGLang aborts for a client that left
 _IDLE_LIMIT_S = 5.0  # uvicorn's keep-alive, which both engines use
 
 
@@ -60,7 +62,7 @@ class RunningEngine:
         self.connections: set[Connection] = set()
         self._generations: set[Generation] = set()
         self._server: asyncio.Server | None = None
-        self._schedule: list[asyncio.TimerHandle] = []
+        self._schedule: set[asyncio.TimerHandle] = set()
         self.kv_events: KvEvents | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._reset_state()
@@ -94,7 +96,7 @@ class RunningEngine:
         self.port = self._server.sockets[0].getsockname()[1]
         for after_s, text in config.faults:
             fault = parse(text)
-            self._schedule.append(self._loop.call_later(after_s / self.config.speedup, self.inject, fault))
+            self._later(after_s / self.config.speedup, self.inject, fault)
         self._sweep = self._loop.call_later(_SWEEP_S, self._sweep_idle)
 
     async def close(self) -> None:
@@ -146,7 +148,7 @@ class RunningEngine:
             for generation in list(self._generations):
                 generation.abort(_CORE_DIED)
         if fault.for_s is not None:
-            self._schedule.append(self._loop.call_later(fault.for_s, self.heal, fault.kind))
+            self._later(fault.for_s, self.heal, fault.kind)
 
     def heal(self, kind: str | None = None) -> None:
         """Turn one kind of fault off, or all."""
@@ -190,6 +192,13 @@ class RunningEngine:
                 generation.choices.append(choice)
                 keys = block_keys(tokens, size, ask.root)
                 choice.sequence = engine.submit(now_s, keys, len(prompt), ask.output_tokens, choice)
+        if ask.token_ids:
+            prompts = [prompt.tolist() for prompt in ask.prompts for _ in range(ask.n)]
+            answers = [
+                list(choice.origin.tokens[len(prompt) :])
+                for choice, prompt in zip(generation.choices, prompts, strict=True)
+            ]
+            reply.tell_tokens(prompts, answers)
         self._settle()
 
     def busy(self) -> bool:
@@ -291,16 +300,33 @@ class RunningEngine:
     def _ended(self, generation: Generation, left: bool) -> None:
         self._generations.discard(generation)
         self.observed.in_flight -= 1
-        if left:
-            self.observed.aborted += 1
+        if not left:
             for choice in generation.choices:
-                if choice.sequence is not None:
-                    self.engine.abort(choice.sequence)
+                self.observed.finished[generation.reason_of(choice)] += 1
+            self._abort(generation)  # what still runs: the engine stops
             return
+        self.observed.aborted += 1
+        if self.config.dialect == "vllm":
+            self._abort(generation)
+            return
+        # SGLang looks for a client that left now and then, and computes on until it does.
+        notices_s = _SGLANG_NOTICES_STREAM_S if generation.stream is not None else _SGLANG_NOTICES_S
+        self._later(notices_s / self.config.speedup, self._abort, generation)
+
+    def _abort(self, generation: Generation) -> None:
         for choice in generation.choices:
-            self.observed.finished[generation.reason_of(choice)] += 1
             if choice.sequence is not None:
-                self.engine.abort(choice.sequence)  # those that still run: the engine stops
+                self.engine.abort(choice.sequence)
+
+    def _later(self, after_s: float, call: Callable[..., None], *args: object) -> None:
+        """Call in so many real seconds, unless the engine stops before."""
+
+        def run() -> None:
+            self._schedule.discard(handle)
+            call(*args)
+
+        handle = self._loop.call_later(after_s, run)
+        self._schedule.add(handle)
 
     def _sweep_idle(self) -> None:
         self.close_idle()

@@ -30,6 +30,8 @@ BLANK = {
     "temperature",
     "tokens",
     "token_strs",
+    "token_ids",
+    "prompt_token_ids",
     "count",
     "prompt",
     "weight_versions",
@@ -92,6 +94,12 @@ STREAMS = [
 ]
 WHOLE = [
     ("vllm-chat-nonstream.txt", "POST", "/v1/chat/completions", {**CHAT, "max_tokens": 12}),
+    (
+        "vllm-chat-tokenids.txt",
+        "POST",
+        "/v1/chat/completions",
+        {**CHAT, "max_tokens": 2, "return_token_ids": True},
+    ),
     ("vllm-messages-nonstream.txt", "POST", "/v1/messages", {**CHAT, "max_tokens": 6}),
     ("vllm-messages-count.txt", "POST", "/v1/messages/count_tokens", CHAT),
     ("vllm-messages-err-unknown.txt", "POST", "/v1/messages", {**CHAT, "model": "nope", "max_tokens": 6}),

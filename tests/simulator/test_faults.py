@@ -196,3 +196,24 @@ async def test_a_crash_resets_everybody_and_a_restart_begins_cold(start):
     assert cached(reply) == 0
     assert (await metrics(engine))["vllm:generation_tokens_total"] == 1
     writer.close()
+
+
+async def test_a_draining_engine_finishes_streams_and_takes_no_more(start):
+    engine = await start()
+    reader, writer = await opened(engine, stream_request(tokens=40))
+    await reader.readuntil(b"data: ")
+    engine.inject(Fault("draining"))
+    refused = await chat(engine)
+    assert (refused.status, refused.json()["error"]["message"]) == (
+        500,
+        "cannot schedule new futures after shutdown",
+    )
+    assert (await ask(engine, "GET", "/health")).status == 200
+    assert parse(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + await rest(reader)).complete
+    writer.close()
+
+
+async def rest(reader):
+    """What is left of a stream, from the event whose first bytes were read."""
+    data = await reader.readuntil(b"0\r\n\r\n")
+    return data[data.index(b"\n\n\r\n") + 4 :]

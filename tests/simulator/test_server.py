@@ -120,6 +120,18 @@ async def test_token_ids_and_lists_are_prompts_too(start):
     assert len((await complete(["a", "b", "c"]))["choices"]) == 3
 
 
+async def test_token_ids_when_asked_for_are_those_of_tokenize(start):
+    engine = await start()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}]}
+    reply = (
+        await ask(engine, "POST", "/v1/chat/completions", {**body, "max_tokens": 3, "return_token_ids": True})
+    ).json()
+    assert reply["prompt_token_ids"] == (await ask(engine, "POST", "/tokenize", body)).json()["tokens"]
+    (choice,) = reply["choices"]
+    back = await ask(engine, "POST", "/detokenize", {"model": "tiny", "tokens": choice["token_ids"]})
+    assert back.json()["prompt"] == choice["message"]["content"]
+
+
 def cached_of(value):
     return value["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -145,6 +157,18 @@ async def test_a_client_that_leaves_frees_its_request(start):
         await reader.read()
     assert engine.engine.cache.usage == 0.0
     assert (await metrics(engine))["vllm:num_requests_running"] == 0
+
+
+async def test_sglang_notices_late_that_a_client_left(start):
+    engine = await start(dialect="sglang", speedup=20.0)
+    reader, writer = await opened(engine, stream_request(tokens=15000))
+    await reader.readuntil(b"data: ")
+    left_s = engine.pace.now_s()
+    writer.close()
+    await until(lambda: engine.observed.aborted == 1)
+    assert engine.engine.running == 1
+    await until(lambda: engine.engine.running == 0)
+    assert engine.pace.now_s() >= left_s + 1.9  # seconds of the engine: two, less the resolution of timers
 
 
 async def test_the_head_of_a_stream_comes_before_anything_is_computed(start):
