@@ -7,6 +7,7 @@ possible.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from stickyroute.clock import monotonic
@@ -32,7 +33,7 @@ _CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(_SHORT))
 _BODILESS = frozenset({204, 304})
 
 
-class Relay:
+class Relay(ABC):
     """Base of an exchange. `head_sent` marks the point of no return: after it, no further attempt is made."""
 
     __slots__ = (
@@ -72,21 +73,21 @@ class Relay:
 
     # What the subclass decides.
 
+    @abstractmethod
     def accept(self, status: int) -> bool:
         """Whether the reply with this status is relayed. False: the subclass has begun another attempt."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, failure: str) -> None:
         """An attempt failed and nothing was sent: try again or answer. `failure` is a word of `upstream`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finished(self, end: str) -> None:
         """The exchange is over; called once, after the last byte went to the client's transport."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extra_lines(self) -> bytes:
         """Response fields the proxy adds, complete lines."""
-        raise NotImplementedError
 
     # Called by the upstream connection.
 
