@@ -6,7 +6,10 @@ Pure and driven by an explicit clock, from the bottom up:
     timing    how long one step of a model on a GPU takes; profiles  named constants for that
     scheduler which tokens go into the next step: decodes, prefill chunks, admission, preemption
     engine    all of the above behind `submit`, `abort` and `advance(now_s)`
-Around them, and knowing asyncio: `server`, which speaks the engines' HTTP dialects in real (or faster) time.
+Also pure, about what is said: `tokens` (text, chat template), `asks` (bodies and their errors), `replies*`,
+`exposition*` (metrics), `faults`.
+Around them, knowing asyncio: `pace` (an engine's clock), `wire` (HTTP), `generation` (one request's reply),
+`routes*` (paths), `kvevents` (ZMQ), `server` (all of it together), `cli`.
 
 Nothing here imports the product. The product never imports this, apart from `benchmark`.
 """
