@@ -108,6 +108,8 @@ def _nth(endpoint: str | None, index: int) -> str | None:
     """A ZMQ endpoint with its port, or the end of its path, moved on by `index`."""
     if endpoint is None:
         return None
+    if endpoint.endswith(":*"):
+        return endpoint  # a free port for each
     head, sep, port = endpoint.rpartition(":")
     return f"{head}{sep}{int(port) + index}" if port.isdigit() else f"{endpoint}{index}"
 

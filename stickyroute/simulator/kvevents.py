@@ -57,13 +57,21 @@ class KvEvents:
         self._publisher = self._context.socket(zmq.PUB)
         self._publisher.set_hwm(_HIGH_WATER)
         self._replay: Any = None
+        self.endpoint = endpoint
+        self.replay_endpoint = replay_endpoint
+        try:
+            self._open(endpoint, replay_endpoint)
+        except zmq.ZMQError as failure:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"KV events on {endpoint}, replayed on {replay_endpoint}: {failure}") from None
+
+    def _open(self, endpoint: str, replay_endpoint: str | None) -> None:
+        zmq = self._zmq
         if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
             self._publisher.bind(endpoint)
-            self.endpoint: str = self._publisher.getsockopt_string(zmq.LAST_ENDPOINT)
+            self.endpoint = self._publisher.getsockopt_string(zmq.LAST_ENDPOINT)
         else:
             self._publisher.connect(endpoint)
-            self.endpoint = endpoint
-        self.replay_endpoint: str | None = None
         if replay_endpoint is not None:
             self._replay = self._context.socket(zmq.ROUTER)
             self._replay.bind(replay_endpoint)

@@ -352,13 +352,13 @@ async def serve_engines(
     """Start one engine a config, on `port`, `port` + 1 and so on, or on free ports when it is 0."""
     date = Date()
     engines = [RunningEngine(config, host, date) for config in configs]
-    started: list[RunningEngine] = []
+    complete = False
     try:
         for offset, engine in enumerate(engines):
             await engine.start(port + offset if port else 0)
-            started.append(engine)
-    except OSError:
-        for engine in started:
-            await engine.close()
-        raise
+        complete = True
+    finally:
+        if not complete:
+            for engine in engines:
+                await engine.close()
     return engines

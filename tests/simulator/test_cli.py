@@ -30,6 +30,8 @@ def test_each_engine_publishes_on_a_port_of_its_own():
     fleet = cli.fleet(config("--kv-events", "tcp://*:5557", "--kv-replay", "ipc:///tmp/replay"), 3)
     assert [one.kv_events for one in fleet] == ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]
     assert [one.kv_replay for one in fleet] == [f"ipc:///tmp/replay{index}" for index in range(3)]
+    free = cli.fleet(config("--kv-events", "tcp://127.0.0.1:*"), 2)
+    assert [one.kv_events for one in free] == ["tcp://127.0.0.1:*"] * 2
     assert cli.fleet(config(), 2) == [EngineConfig()] * 2
 
 

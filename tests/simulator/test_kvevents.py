@@ -6,6 +6,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from stickyroute.errors import ConfigError
 from stickyroute.simulator.profiles import DEMO
 from tests.simulator.client import ask, chat
 
@@ -150,3 +151,10 @@ async def test_a_crash_starts_the_numbers_again(start, context, kv):
     assert await replay(context, engine) == []
     await chat(engine, "other " * 100, max_tokens=1)
     assert (await replay(context, engine))[0][0] == 0
+
+
+async def test_an_address_that_cannot_be_used_is_a_wrong_configuration(start, tmp_path):
+    with pytest.raises(ConfigError, match="nonsense"):
+        await start(kv_events="nonsense://*")
+    with pytest.raises(ConfigError, match="replayed on"):
+        await start(kv_events=f"ipc://{tmp_path}/kv", kv_replay="nonsense://")

@@ -2,6 +2,7 @@ import asyncio
 import base64
 import json
 import re
+import socket
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -379,3 +380,19 @@ async def test_a_connection_idle_for_five_seconds_is_closed(start):
     assert not busy_reader.at_eof()
     writer.close()
     busy_writer.close()
+
+
+async def test_when_one_port_is_taken_none_stays_open(start):
+    taken = await start()
+    while not free(taken.port - 1):
+        taken = await start()
+    with pytest.raises(OSError, match="in use"):
+        await serve_engines([EngineConfig()] * 2, port=taken.port - 1)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(taken.host, taken.port - 1)
+
+
+def free(port):
+    """Whether nobody listens on it now."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
