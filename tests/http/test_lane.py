@@ -87,6 +87,9 @@ class Exchange(Relay):
     def accept(self, status: int) -> bool:
         return True
 
+    def failed(self, failure: str) -> None:
+        raise AssertionError(failure)
+
     def finished(self, end: str) -> None:
         self.end = end
 
