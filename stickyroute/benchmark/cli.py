@@ -36,9 +36,11 @@ _OUT = Path("bench-results")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `stickyroute bench` with `argv` (without "bench"); without any, `replay`. Returns the exit code."""
+    """Run `stickyroute bench` with `argv` (without "bench"); without a command, `replay`. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    flags = _parser().parse_args(arguments or ["replay"])
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments.insert(0, "replay")
+    flags = _parser().parse_args(arguments)
     try:
         code: int = flags.run(flags)
         return code
