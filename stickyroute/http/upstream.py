@@ -29,6 +29,9 @@ GARBAGE = "garbage"  # not HTTP
 
 _LF = 10
 
+# What a backend may send before the head of its reply is complete, 1xx replies included: the parser holds it all.
+_HEAD_BYTES = 256 * 1024
+
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to a backend. `own`: the reply's fields that we handle, `lines`: those copied."""
@@ -119,7 +122,10 @@ class UpstreamConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._rest = data[upgrade.args[0] :]
         except httptools.HttpParserError:
-            self._error = not self._done  # what follows a reply that said `Connection: close` is no concern
+            if self._done:  # what follows a reply answers nobody
+                self._extra = True
+            else:
+                self._error = True
         if self._head_ready:
             self._head_ready = False
             relay.on_head(self)
@@ -130,6 +136,8 @@ class UpstreamConnection(asyncio.Protocol):
                 relay.on_switched(self)
                 return
         pieces = self._pieces
+        if not self._in_body:
+            pieces.clear()
         if self._extra:  # bytes after the reply's end answer nobody
             del pieces[self._final :]
         if pieces:
@@ -144,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
             if not self._lane and relay.bytes_out and relay.client.descriptor >= 0:
                 self._lane = True
                 self._use(Lane(self, relay))
-        elif self._error:
+        elif self._error or (not self._in_body and self.heard > _HEAD_BYTES):
             self._relay = None
             self._close()
             relay.on_dropped(GARBAGE)
@@ -185,7 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         relay = self._relay
-        if relay is None or self._extra:
+        if relay is None or self._extra or self._error:
             return
         status = self.status = self._parser.get_status_code()
         if status == 101 and relay.request.upgrade:
@@ -198,11 +206,11 @@ class UpstreamConnection(asyncio.Protocol):
             elif b"content-length" not in own and status not in (204, 304):
                 coding = own.get(b"transfer-encoding")
                 self._eof_ends_body = coding is None or not coding.lower().endswith(b"chunked")
-        elif status == 101 or status < 100:
-            self._error = True
+        elif status == 101 or status < 100 or self._announces_a_body:
+            self._error = True  # an interim reply can't have one (RFC 9110 section 15.2)
 
     def on_message_complete(self) -> None:
-        if self._extra:
+        if self._extra or self._error:
             return
         if self._in_body:
             if not self._done and not self._switched:
@@ -217,6 +225,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.reason = b""
         self.lines = []
         self.own = {}
+
+    @property
+    def _announces_a_body(self) -> bool:
+        return b"transfer-encoding" in self.own or self.own.get(b"content-length", b"0") != b"0"
 
     # Used by the pool and the relay.
 
@@ -236,6 +248,8 @@ class UpstreamConnection(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+        if relay.paused:
+            self.pause()
 
     def pause(self) -> None:
         """Stop reading; TCP then stalls the backend."""
@@ -296,8 +310,7 @@ class UpstreamConnection(asyncio.Protocol):
             and not transport.is_closing()
             and not transport.get_write_buffer_size()
         ):
-            self.fresh = False
-            self.idle_since_s = monotonic()
+            transport.resume_reading()  # a client that stalled at the end of its reply had it paused
             self._pool.give_back(self)
         else:
             transport.abort()

@@ -31,7 +31,7 @@ REQUESTS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\nX-T: 1\r\n\r\n",
 ]
 REPLIES = [
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{\"ok\":true}",
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}',
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nto the end",
@@ -119,7 +119,10 @@ async def healthy(proxy: RunningProxy) -> None:
 
 
 async def fuzz_clients(seed: int, count: int) -> None:
-    async with fakes("a", "b") as (a, b), run_proxy([a, b], timeouts=SHORT, limits={"body_bytes": 100_000}) as proxy:
+    async with (
+        fakes("a", "b") as (a, b),
+        run_proxy([a, b], timeouts=SHORT, limits={"body_bytes": 100_000}) as proxy,
+    ):
 
         async def one(number: int) -> None:
             rand = random.Random(f"{seed}/{number}")
@@ -171,9 +174,117 @@ async def test_no_bytes_of_a_backend_do_harm() -> None:
     await fuzz_backends(seed=1, count=400)
 
 
+def chunked(data: bytes, rand: random.Random) -> bytes:
+    """`data` in chunks of every kind a backend may write: tiny, huge, with odd size lines and extensions."""
+    wire, at = bytearray(), 0
+    while at < len(data):
+        size = rand.choice([1, 2, 9, 15, 16, 17, 255, 256, 1023, 1024, 4000, 4086, 4096, 5000, 70_000])
+        part = data[at : at + size]
+        at += len(part)
+        line = b"%x" % len(part)
+        match rand.randrange(12):
+            case 0:
+                line = line.upper()
+            case 1:
+                line = b"000" + line
+            case 2:
+                line += b";name=value"
+        wire += line + b"\r\n" + part + b"\r\n"
+    return bytes(wire)
+
+
+def nasty(size: int, rand: random.Random) -> bytes:
+    """Data that looks like framing."""
+    pieces = [
+        b"\r\n",
+        b"\n",
+        b"5\r\nhello\r\n",
+        b"0\r\n\r\n",
+        b"data: x\n\n",
+        b"1\r\n\n\r\n",
+        rand.randbytes(40),
+    ]
+    return b"".join(rand.choice(pieces) for _ in range(size))
+
+
+async def exact_streams(seed: int, count: int) -> None:
+    """Whatever the chunks and the reads they come in, the client gets the same bytes."""
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        sent: dict[str, bytes] = {}
+
+        async def answer(call: Call) -> None:
+            rand = random.Random(f"{seed}/{call.path}{call.target}")
+            data = nasty(rand.choice([1, 10, 300, 3000]), rand)
+            sent[call.target] = data
+            wire = chunked(data, rand) + b"0\r\n\r\n"
+            await call.start(200, [("Content-Type", "text/event-stream")])
+            whole = rand.random() < 0.5
+            at = 0
+            while at < len(wire):
+                size = wire.index(b"\r\n", at) - at if whole and wire[at : at + 1].isalnum() else 0
+                size = size or rand.choice([1, 2, 3, 7, 100, 5000, 100_000])
+                await call.send(wire[at : at + size])
+                at += size
+                await asyncio.sleep(0)
+
+        fake.on("*", answer)
+
+        async def one(number: int) -> None:
+            async with await proxy.client() as client:
+                for turn in range(3):
+                    target = f"/v1/responses/r?{number}.{turn}"
+                    reply = await client.ask(request(method="GET", path=target), method="GET")
+                    assert reply.body == sent[target], f"seed {seed}, {target}"
+
+        for start in range(0, count, 25):
+            await asyncio.gather(*(one(number) for number in range(start, start + 25)))
+
+
+async def test_streams_of_any_chunks_arrive_as_they_were_sent() -> None:
+    await exact_streams(seed=1, count=100)
+
+
+async def test_streams_of_one_chunk_a_write_arrive_as_they_were_sent() -> None:
+    """Each chunk waits for the client to have read the one before, so that each is a read of its own."""
+    rand = random.Random(7)
+    parts = [nasty(rand.choice([1, 5, 30, 400]), rand) for _ in range(150)]
+    read = asyncio.Event()
+
+    async def lock_step(call: Call) -> None:
+        await call.start(200, [("Content-Type", "text/event-stream")])
+        for part in parts:
+            wire = b"%x\r\n%b\r\n" % (len(part), part)
+            cut = rand.choice([0, 0, 0, 1, 2, len(wire) // 2, len(wire) - 2, len(wire) - 1])
+            for half in (wire[:cut], wire[cut:]):
+                if half:
+                    await call.send(half)
+                    await asyncio.sleep(0.001)
+            await read.wait()
+            read.clear()
+        await call.end()
+
+    async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
+        fake.on(CHAT, lock_step)
+        for _ in range(2):
+            client.send(request())
+            async with asyncio.timeout(20):
+                reply = await client.head()
+                got, total = 0, 0
+                for part in parts:
+                    total += len(part)
+                    while got < total:
+                        seen = len(reply.pieces)
+                        await client.body(reply, stop_after=seen + 1)
+                        got += len(reply.pieces[-1][1])
+                    read.set()
+                await client.body(reply)
+            assert reply.body == b"".join(parts)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10, 20))
 async def test_no_bytes_do_harm_at_length(seed: int) -> None:
     await fuzz_clients(seed, 3000)
     await fuzz_backends(seed, 3000)
+    await exact_streams(seed, 500)
