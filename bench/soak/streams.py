@@ -97,7 +97,12 @@ class _Client(asyncio.Protocol):
 
     def __init__(self, user: int) -> None:
         body = json.dumps(
-            {"model": "m", "stream": True, "user": f"u{user}", "messages": [{"role": "user", "content": "hello " * 40}]}
+            {
+                "model": "m",
+                "stream": True,
+                "user": f"u{user}",
+                "messages": [{"role": "user", "content": "hello " * 40}],
+            }
         ).encode()
         self._request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: api\r\nContent-Type: application/json\r\n"
@@ -169,9 +174,13 @@ async def _start(*command: str) -> asyncio.subprocess.Process:
     )
 
 
-async def _serve_proxy(backends: list[int]) -> tuple[asyncio.subprocess.Process, int, int, asyncio.Task[bytes]]:
+async def _serve_proxy(
+    backends: list[int],
+) -> tuple[asyncio.subprocess.Process, int, int, asyncio.Task[bytes]]:
     flags = [f"--backend=http://127.0.0.1:{port}" for port in backends]
-    proxy = await _start("-m", "stickyroute", "serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", *flags)
+    proxy = await _start(
+        "-m", "stickyroute", "serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", *flags
+    )
     assert proxy.stderr is not None
     while line := (await proxy.stderr.readline()).decode():
         found = re.search(r"listening on .*port (\d+)\D.*admin on .*port (\d+)", line)
@@ -190,7 +199,9 @@ async def soak(*, streams: int, events: int, gap_s: float, backends: int = 2) ->
     try:
         ports = []
         for _ in range(backends):
-            engine = await _start("-m", "bench.soak.streams", "--engine", f"--events={events}", f"--gap-s={gap_s}")
+            engine = await _start(
+                "-m", "bench.soak.streams", "--engine", f"--events={events}", f"--gap-s={gap_s}"
+            )
             running.append(engine)
             assert engine.stdout is not None
             ports.append(int(await engine.stdout.readline()))

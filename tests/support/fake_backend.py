@@ -140,7 +140,9 @@ class _Connection(asyncio.Protocol):
         self.transport: Any = transport
         self.fake.connections.append(self)
         if self.fake.rcvbuf is not None:
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.fake.rcvbuf)
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, self.fake.rcvbuf
+            )
         if self.fake.refuse_reading:
             self.transport.pause_reading()
         self.fake.changed()
@@ -213,7 +215,9 @@ class _Connection(asyncio.Protocol):
         if self.lost:
             return
         if self.fake.idle_close_s is not None:
-            self.idle_timer = asyncio.get_running_loop().call_later(self.fake.idle_close_s, self.transport.close)
+            self.idle_timer = asyncio.get_running_loop().call_later(
+                self.fake.idle_close_s, self.transport.close
+            )
         if self.buffer:
             asyncio.get_running_loop().call_soon(self._next)
 
@@ -446,7 +450,12 @@ def reset(transport: Any) -> None:
 
 async def echo(call: Call) -> None:
     """A small JSON reply that tells who answered and what arrived."""
-    told = {"object": "chat.completion", "backend": call.fake.name, "sha256": call.sha256, "target": call.target}
+    told = {
+        "object": "chat.completion",
+        "backend": call.fake.name,
+        "sha256": call.sha256,
+        "target": call.target,
+    }
     await reply(200, json.dumps(told).encode())(call)
 
 

@@ -51,7 +51,9 @@ class FakeProcess:
 
 
 @asynccontextmanager
-async def fake_process(name: str, folder: Path, *, port: int = 0, work_s: float = 0.02) -> AsyncIterator[FakeProcess]:
+async def fake_process(
+    name: str, folder: Path, *, port: int = 0, work_s: float = 0.02
+) -> AsyncIterator[FakeProcess]:
     """Start one; it is gone when the block ends."""
     log = folder / f"{name}.log"
     log.touch()

@@ -143,8 +143,9 @@ class RawClient(asyncio.Protocol):
     # Sending and leaving.
 
     def send(self, data: bytes) -> None:
-        """Write bytes as they are."""
-        self.transport.write(data)
+        """Write bytes as they are; nothing once the connection has ended."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def close(self) -> None:
         """Leave now."""
@@ -277,12 +278,16 @@ class RawClient(asyncio.Protocol):
                     raise BadFraming("a chunk is longer than its size")
         return response
 
-    async def response(self, *, minor: int = 1, method: str = "POST", timeout_s: float = TIMEOUT_S) -> Response:
+    async def response(
+        self, *, minor: int = 1, method: str = "POST", timeout_s: float = TIMEOUT_S
+    ) -> Response:
         """Read one whole reply. Raises Truncated, BadFraming, TimeoutError."""
         async with asyncio.timeout(timeout_s):
             return await self.body(await self.head(minor=minor, method=method))
 
-    async def ask(self, request: bytes, *, minor: int = 1, method: str = "POST", timeout_s: float = TIMEOUT_S) -> Response:
+    async def ask(
+        self, request: bytes, *, minor: int = 1, method: str = "POST", timeout_s: float = TIMEOUT_S
+    ) -> Response:
         """Send a request, read its reply."""
         self.send(request)
         return await self.response(minor=minor, method=method, timeout_s=timeout_s)

@@ -170,10 +170,13 @@ class ServeProcess(Proxy):
 
 
 @asynccontextmanager
-async def serve_process(backends: Backends, *arguments: str, env: dict[str, str] | None = None) -> AsyncIterator[ServeProcess]:
+async def serve_process(
+    backends: Backends, *arguments: str, env: dict[str, str] | None = None
+) -> AsyncIterator[ServeProcess]:
     """`stickyroute serve` in front of `backends`, started as an operator would."""
     named = [
-        f"{b['name']}={b['url']}" if isinstance(b, dict) else str(b) for b in (entry(backend) for backend in backends)
+        f"{b['name']}={b['url']}" if isinstance(b, dict) else str(b)
+        for b in (entry(backend) for backend in backends)
     ]
     process = await asyncio.create_subprocess_exec(
         sys.executable,

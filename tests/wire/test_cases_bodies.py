@@ -37,7 +37,10 @@ async def test_b53_equal_token_prefixes_share_a_home() -> None:
         homes = []
         for start in range(12):
             ids = list(range(start * 1000, start * 1000 + 400))
-            same = {await ask(proxy, "/v1/completions", {"model": "m", "prompt": ids + [tail]}) for tail in range(5)}
+            same = {
+                await ask(proxy, "/v1/completions", {"model": "m", "prompt": ids + [tail]})
+                for tail in range(5)
+            }
             assert len(same) == 1
             homes += same
         assert len(set(homes)) > 1
@@ -48,7 +51,10 @@ async def test_b54_no_route_is_ever_a_router_500() -> None:
         {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
         {"model": "m", "messages": []},
         {"model": "m", "messages": [{"role": "user", "content": None}, {}, 5, None, "x", []]},
-        {"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}, {"type": "image_url"}, 1, None]}]},
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": [{"type": "text"}, {"type": "image_url"}, 1, None]}],
+        },
         {"model": "m", "messages": {"role": "user"}, "tools": 5, "system": 7},
         {"model": "m", "prompt": "hi"},
         {"model": "m", "prompt": {"a": [1, {"b": None}]}},
@@ -80,18 +86,30 @@ async def test_b55_the_original_bytes_are_forwarded() -> None:
             assert fake.requests[-1].sha256 == hashlib.sha256(body).hexdigest()
 
 
-@pytest.mark.parametrize("text", ["\u4f60\u597d\u4e16\u754c", "\U0001f469\u200d\U0001f469\u200d\U0001f466", "e\u0301a\u0308", "\u00e9\u00e4"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u4f60\u597d\u4e16\u754c",
+        "\U0001f469\u200d\U0001f469\u200d\U0001f466",
+        "e\u0301a\u0308",
+        "\u00e9\u00e4",
+    ],
+)
 async def test_b58_a_cut_inside_a_character_breaks_nothing(text: str) -> None:
     async with fakes("a", "b", "c") as three, run_proxy(three, affinity={"prefix_bytes": 64}) as proxy:
         for shift in range(-4, 5):
             prompt = "x" * (40 + shift) + text * 40
             homes = {
-                await ask(proxy, CHAT, {"model": "m", "messages": [{"role": "user", "content": prompt + tail}]})
+                await ask(
+                    proxy, CHAT, {"model": "m", "messages": [{"role": "user", "content": prompt + tail}]}
+                )
                 for tail in ("", " and", " \U0001f600")
             }
             assert len(homes) == 1
         for form in ("NFC", "NFD"):
-            await ask(proxy, "/v1/completions", {"model": "m", "prompt": unicodedata.normalize(form, text * 40)})
+            await ask(
+                proxy, "/v1/completions", {"model": "m", "prompt": unicodedata.normalize(form, text * 40)}
+            )
 
 
 async def test_b58_lone_surrogates_and_bad_utf_8_are_no_router_error() -> None:
@@ -130,7 +148,12 @@ ABSENT: list[Any] = ["absent", None, 5, [], {}, "nope", "", True, "x" * 100_000]
 async def test_b62_a_bad_model_is_a_4xx_here(path: str) -> None:
     async with fakes("a", "b", models=("m", "n")) as (a, b), run_proxy([a, b]) as proxy:
         for model in ABSENT:
-            body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "max_tokens": 1}
+            body = {
+                "messages": [{"role": "user", "content": "hi"}],
+                "prompt": "hi",
+                "input": "hi",
+                "max_tokens": 1,
+            }
             if model != "absent":
                 body["model"] = model
             answer = await proxy.ask(json.dumps(body).encode(), path=path)
@@ -141,7 +164,10 @@ async def test_b62_a_bad_model_is_a_4xx_here(path: str) -> None:
         assert a.requests == b.requests == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b"null", b'"x"', b"{}", b"\xff\xfe{}", b'{"model":"m"} x', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"5", b"null", b'"x"', b"{}", b"\xff\xfe{}", b'{"model":"m"} x', b"[" * 100_000],
+)
 async def test_malformed_json_is_a_400_in_the_api_s_shape(body: bytes) -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
         answer = await proxy.ask(body)
@@ -168,7 +194,10 @@ async def test_b63_images_are_part_of_the_key() -> None:
         turns = set()
         for turn in range(5):
             turns.add(await ask(proxy, CHAT, talk))
-            talk["messages"] += [{"role": "assistant", "content": f"a {turn}"}, {"role": "user", "content": f"q {turn}"}]
+            talk["messages"] += [
+                {"role": "assistant", "content": f"a {turn}"},
+                {"role": "user", "content": f"q {turn}"},
+            ]
         assert turns == {homes[0]}
 
 

@@ -26,7 +26,9 @@ async def test_b42_the_backend_gets_the_host_it_answers_to() -> None:
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
 @pytest.mark.parametrize("status", [200, 400, 503])
-async def test_b43_exactly_one_framing_that_matches_the_bytes(status: int, framing: str, streams: bool) -> None:
+async def test_b43_exactly_one_framing_that_matches_the_bytes(
+    status: int, framing: str, streams: bool
+) -> None:
     body = os.urandom(7000)
     kind = "text/event-stream" if streams else "application/json"
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
@@ -53,7 +55,9 @@ async def test_b44_content_coding_is_between_client_and_backend(wanted: str) -> 
 
 async def test_b46_the_client_s_key_reaches_the_worker_and_a_401_is_not_ill_health() -> None:
     async def guarded(call: Call) -> None:
-        await (echo if call.get("authorization") == "Bearer k" else reply(401, b'{"error":"Unauthorized"}'))(call)
+        await (echo if call.get("authorization") == "Bearer k" else reply(401, b'{"error":"Unauthorized"}'))(
+            call
+        )
 
     async with fakes("a", "b") as (a, b), run_proxy([a, b]) as proxy:
         for fake in (a, b):
@@ -81,7 +85,11 @@ async def test_b48_head_works_where_get_does() -> None:
 
 async def test_b48_a_preflight_needs_no_key() -> None:
     origin = "https://app.example.com"
-    ask = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    ask = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
     key = [{"name": "t", "key": "secret-key-1"}]
     async with fakes() as fake:
         async with run_proxy([fake], api_keys=key) as proxy:
@@ -99,14 +107,18 @@ async def test_b48_a_preflight_needs_no_key() -> None:
                 headers = {"Origin": origin, "Authorization": "Bearer secret-key-1"}
                 answer = await proxy.ask(body, method=method, path=path, headers=headers)
                 assert (answer.status, answer.get("access-control-allow-origin")) == (200, origin)
-            other = await proxy.ask(method="OPTIONS", path=CHAT, headers={**ask, "Origin": "https://evil.example"})
+            other = await proxy.ask(
+                method="OPTIONS", path=CHAT, headers={**ask, "Origin": "https://evil.example"}
+            )
             assert other.get("access-control-allow-origin") is None
         assert len(fake.requests) == 1
 
 
 async def test_b50_hop_by_hop_fields_stop_here_in_both_directions() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
-        fake.on(CHAT, reply(200, b"{}", fields=[("Connection", "close, X-Bar"), ("X-Bar", "1"), ("X-Baz", "2")]))
+        fake.on(
+            CHAT, reply(200, b"{}", fields=[("Connection", "close, X-Bar"), ("X-Bar", "1"), ("X-Baz", "2")])
+        )
         headers = {"Connection": "X-Foo", "X-Foo": "1", "TE": "trailers", "Proxy-Authorization": "Basic eA=="}
         for _ in range(2):
             answer = await client.ask(request(headers=headers))
@@ -128,7 +140,11 @@ async def test_b50_connection_cannot_be_used_to_strip_what_the_proxy_adds() -> N
 
 async def test_b52_multipart_is_relayed_like_anything_else() -> None:
     part = os.urandom(3 << 20)
-    body = b'--b0undary\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + part + b"\r\n--b0undary--\r\n"
+    body = (
+        b'--b0undary\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        + part
+        + b"\r\n--b0undary--\r\n"
+    )
     headers = {"Content-Type": "multipart/form-data; boundary=b0undary", "Authorization": "Bearer k"}
     async with fakes() as fake, run_proxy([fake]) as proxy:
         answer = await proxy.ask(body, path="/v1/audio/transcriptions", headers=headers)

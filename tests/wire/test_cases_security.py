@@ -20,7 +20,16 @@ async def test_b97_nobody_can_register_a_backend() -> None:
     async with Canary() as canary, fakes() as fake, run_proxy([fake]) as proxy:
         url = f"http://127.0.0.1:{canary.port}"
         body = json.dumps({"url": url, "worker": url, "backend": url, "name": "evil"}).encode()
-        paths = ["/add_worker", "/register", "/register_worker", "/backends", "/fleet", "/admin/backends", "/workers", "/reload"]
+        paths = [
+            "/add_worker",
+            "/register",
+            "/register_worker",
+            "/backends",
+            "/fleet",
+            "/admin/backends",
+            "/workers",
+            "/reload",
+        ]
         for path in [*paths, f"/add_worker?url={url}"]:
             for method in ("GET", "POST", "PUT", "DELETE"):
                 answer = await proxy.ask(body if method != "GET" else None, method=method, path=path)
@@ -28,7 +37,9 @@ async def test_b97_nobody_can_register_a_backend() -> None:
         for path in paths:
             for method in ("POST", "PUT", "DELETE", "PATCH"):
                 async with await RawClient.connect(proxy.admin_port) as client:
-                    answer = await client.ask(request(body, method=method, path=path, headers={"Connection": "close"}))
+                    answer = await client.ask(
+                        request(body, method=method, path=path, headers={"Connection": "close"})
+                    )
                     assert answer.status in (401, 403, 404, 405)
         assert (await proxy.ask()).status == 200
         assert canary.contacts == 0
@@ -39,7 +50,12 @@ async def test_b98_no_request_chooses_its_destination() -> None:
         there = f"127.0.0.1:{canary.port}"
         url = f"http://{there}"
         body = chat(api_base=url, base_url=url, endpoint=url, url=url, backend=url)
-        headers = {"X-Backend-Url": url, "X-Forwarded-Host": there, "Forwarded": f"host={there}", "X-Original-URL": url}
+        headers = {
+            "X-Backend-Url": url,
+            "X-Forwarded-Host": there,
+            "Forwarded": f"host={there}",
+            "X-Original-URL": url,
+        }
         assert (await proxy.ask(body, headers=headers)).status == 200
         assert (await proxy.ask(host=there)).status == 200
         for target in (
@@ -62,13 +78,20 @@ async def test_b98_no_request_chooses_its_destination() -> None:
 async def test_b99_the_gateway_key_never_reaches_a_backend(header: str) -> None:
     offered = {header: f"Bearer {KEY}" if header == "Authorization" else KEY}
     async with fakes("a", "b") as (a, b):
-        async with run_proxy([a.settings(api_key="engine-key-B"), b], api_keys=KEYS, policy="round_robin") as proxy:
+        async with run_proxy(
+            [a.settings(api_key="engine-key-B"), b], api_keys=KEYS, policy="round_robin"
+        ) as proxy:
             for _ in range(4):
                 assert (await proxy.ask(headers=offered)).status == 200
             for path in ("/tokenize", "/v1/realtime?model=m"):
                 for _ in range(2):
                     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"} if "realtime" in path else {}
-                    await proxy.ask(None if upgrade else b"{}", method="GET" if upgrade else "POST", path=path, headers=offered | upgrade)
+                    await proxy.ask(
+                        None if upgrade else b"{}",
+                        method="GET" if upgrade else "POST",
+                        path=path,
+                        headers=offered | upgrade,
+                    )
         assert {call.get("authorization") for call in a.requests} == {"Bearer engine-key-B"}
         assert {call.get("authorization") for call in b.requests} == {None}
         assert not any(KEY.encode() in call.head for call in a.requests + b.requests + a.probes + b.probes)
@@ -85,12 +108,33 @@ async def test_b99_without_gateway_keys_a_backend_s_own_key_replaces_the_client_
         assert (b.requests[0].get("authorization"), b.requests[0].get("x-api-key")) == ("Bearer mine", "mine")
 
 
-@pytest.mark.parametrize("offered", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY[:-1]}, {"x-api-key": ""}, {"Authorization": "Basic eA=="}])
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": KEY[:-1]},
+        {"x-api-key": ""},
+        {"Authorization": "Basic eA=="},
+    ],
+)
 async def test_b100_no_header_replaces_the_key(offered: dict[str, str]) -> None:
-    spoofed = {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "127.0.0.1", "Forwarded": "for=127.0.0.1", "X-Forwarded-User": "admin"}
+    spoofed = {
+        "X-Forwarded-For": "127.0.0.1",
+        "X-Real-IP": "127.0.0.1",
+        "Forwarded": "for=127.0.0.1",
+        "X-Forwarded-User": "admin",
+    }
     async with fakes() as fake, run_proxy([fake], api_keys=KEYS) as proxy:
-        for path, method in ((CHAT, "POST"), ("/v1/models", "GET"), ("/tokenize", "POST"), ("/v1/messages", "POST")):
-            answer = await proxy.ask(chat() if method == "POST" else None, method=method, path=path, headers=spoofed | offered)
+        for path, method in (
+            (CHAT, "POST"),
+            ("/v1/models", "GET"),
+            ("/tokenize", "POST"),
+            ("/v1/messages", "POST"),
+        ):
+            answer = await proxy.ask(
+                chat() if method == "POST" else None, method=method, path=path, headers=spoofed | offered
+            )
             assert answer.status == 401
             assert answer.json["error"]["type"] == "authentication_error"
         assert fake.requests == []
@@ -139,7 +183,9 @@ SMUGGLING = {
     "hex length": LINE + b"Content-Length: 0x5\r\n\r\n" + AS_CHUNKS,
     "empty length": LINE + b"Content-Length: \r\n\r\n" + AS_CHUNKS,
     "chunk size with 0x": LINE + b"Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n" + INNER,
-    "chunk size with a space": LINE + b"Transfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n"[:-1] + INNER,
+    "chunk size with a space": LINE
+    + b"Transfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n"[:-1]
+    + INNER,
     "chunk size too large": LINE + b"Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\n" + AS_CHUNKS,
     "bare LF in a chunk extension": LINE + b"Transfer-Encoding: chunked\r\n\r\n5;a=b\nhello\r\n" + AS_CHUNKS,
     "chunk longer than its size": LINE + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n" + AS_CHUNKS,
@@ -184,7 +230,10 @@ async def test_b102_an_ambiguous_request_is_refused_or_is_one_request(what: str)
 async def test_b104_a_client_s_request_id_is_sane_or_replaced(sent: bytes, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     async with fakes() as fake:
-        async with run_proxy([fake], access_log="json", access_log_path=log) as proxy, await proxy.client() as client:
+        async with (
+            run_proxy([fake], access_log="json", access_log_path=log) as proxy,
+            await proxy.client() as client,
+        ):
             whole = request(headers={"X-Request-Id": "MARK"}).replace(b"MARK", sent)
             answer = await client.ask(whole)
             if answer.status == 400:  # a control character in a field is no HTTP
@@ -220,7 +269,9 @@ async def test_b106_a_redirect_is_relayed_and_never_followed(status: int) -> Non
 
 async def test_b106_the_proxy_s_own_probes_follow_no_redirect() -> None:
     async with Canary() as canary, fakes() as fake:
-        fake.on("/v1/models", reply(307, b"", fields=[("Location", f"http://127.0.0.1:{canary.port}/v1/models")]))
+        fake.on(
+            "/v1/models", reply(307, b"", fields=[("Location", f"http://127.0.0.1:{canary.port}/v1/models")])
+        )
         async with run_proxy([fake]) as proxy:
             assert (await proxy.ask()).status == 200
         assert fake.probes
@@ -229,7 +280,17 @@ async def test_b106_the_proxy_s_own_probes_follow_no_redirect() -> None:
 
 async def test_b107_nothing_internal_is_on_the_public_port() -> None:
     async with fakes() as fake, run_proxy([fake], api_keys=KEYS) as proxy:
-        for path in ("/metrics", "/debug", "/docs", "/admin", "/fleet", "/healthz", "/readyz", "/openapi.json", "/config"):
+        for path in (
+            "/metrics",
+            "/debug",
+            "/docs",
+            "/admin",
+            "/fleet",
+            "/healthz",
+            "/readyz",
+            "/openapi.json",
+            "/config",
+        ):
             for headers in ({}, BEARER):
                 answer = await proxy.ask(method="GET", path=path, headers=headers)
                 assert answer.status in (401, 404), path
@@ -240,7 +301,9 @@ async def test_b107_no_error_tells_an_address_or_a_key() -> None:
     async with fakes() as fake:
         entry = fake.settings(api_key="engine-key-B")
         limits = {"body_bytes": 100_000}
-        async with run_proxy([entry], api_keys=KEYS, limits=limits, timeouts={"response_header_s": 0.1}) as proxy:
+        async with run_proxy(
+            [entry], api_keys=KEYS, limits=limits, timeouts={"response_header_s": 0.1}
+        ) as proxy:
             asked: list[tuple[bytes, dict[str, str], str]] = [
                 (chat(), {}, CHAT), (chat(model="nope"), BEARER, CHAT), (b"{", BEARER, CHAT), (chat("x" * 100_000), BEARER, CHAT),
                 (chat(), BEARER, "/nowhere"),
@@ -256,19 +319,35 @@ async def test_b107_no_error_tells_an_address_or_a_key() -> None:
             await fake.refuse()
             fake.drop_idle()
             answers.append(await proxy.ask(headers=BEARER))
-            assert sorted(answer.status for answer in answers) == [400, 401, 404, 404, 413, 502, 502, 503, 504]
+            assert sorted(answer.status for answer in answers) == [
+                400,
+                401,
+                404,
+                404,
+                413,
+                502,
+                502,
+                503,
+                504,
+            ]
             for answer in answers:
                 told = answer.body.decode() + str(answer.fields)
-                assert not [word for word in (str(fake.port), "127.0.0.1", KEY, "engine-key-B", "Traceback") if word in told]
+                assert not [
+                    word
+                    for word in (str(fake.port), "127.0.0.1", KEY, "engine-key-B", "Traceback")
+                    if word in told
+                ]
 
 
 async def test_a_reply_cannot_forge_what_the_proxy_says() -> None:
-    forged = [("X-Request-Id", "forged"), ("X-Stickyroute-Backend", "forged"), ("X-Stickyroute-Reason", "forged")]
+    forged = [
+        ("X-Request-Id", "forged"),
+        ("X-Stickyroute-Backend", "forged"),
+        ("X-Stickyroute-Reason", "forged"),
+    ]
     async with fakes() as fake, run_proxy([fake], response_headers=True) as proxy:
         fake.on(CHAT, reply(200, b"{}", fields=forged))
         answer = await proxy.ask()
         assert answer.get("x-request-id") == fake.requests[0].request_id
         assert answer.get("x-stickyroute-backend") == "a"
         assert answer.get("x-stickyroute-reason") != "forged"
-
-

@@ -89,7 +89,13 @@ async def test_b34_no_failover_after_the_first_byte() -> None:
 
 async def test_b35_no_total_timeout_cuts_a_long_generation() -> None:
     """All limits scaled by 1/50: what would be a 15 s head limit is 0.3 s here, and the stream takes ten times that."""
-    fiftieth = {"client_head_s": 0.3, "client_body_s": 0.6, "client_idle_s": 1.5, "connect_s": 0.04, "upstream_idle_s": 0.08}
+    fiftieth = {
+        "client_head_s": 0.3,
+        "client_body_s": 0.6,
+        "client_idle_s": 1.5,
+        "connect_s": 0.04,
+        "upstream_idle_s": 0.08,
+    }
     async with fakes() as fake, run_proxy([fake], timeouts=fiftieth) as proxy:
         fake.on(CHAT, stream([EVENT % i for i in range(15)], first_s=1.6, gap_s=0.1))
         assert len((await proxy.ask(ASK)).pieces) == 15
@@ -110,6 +116,7 @@ async def test_b37_a_pooled_socket_that_the_engine_is_closing_loses_and_doubles_
 
 async def test_b37_a_reused_socket_that_yields_no_byte_is_replaced_every_time() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
+
         async def stale(call: Call) -> None:
             await (echo if call.connection.served == 0 else drop())(call)
 
@@ -148,7 +155,11 @@ async def test_b41_proxies_in_front_are_told_not_to_buffer_streams() -> None:
         fake.on(CHAT, echo)
         reply = await proxy.ask()
         assert (reply.get("x-accel-buffering"), reply.get("cache-control")) == (None, None)
-        kept = [("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "yes")]
+        kept = [
+            ("Content-Type", "text/event-stream; charset=utf-8"),
+            ("Cache-Control", "no-store"),
+            ("X-Accel-Buffering", "yes"),
+        ]
         fake.on(CHAT, stream(events(1), fields=kept))
         reply = await proxy.ask(ASK)
         assert (reply.get("x-accel-buffering"), reply.get("cache-control")) == ("yes", "no-store")

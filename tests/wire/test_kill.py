@@ -51,7 +51,9 @@ async def load(proxy: RunningProxy, numbers: list[int], seen: Seen) -> None:
     client.close()
 
 
-async def kill_under_load(proxy: RunningProxy, backends: list[FakeProcess], count: int, *, die_at: int) -> Seen:
+async def kill_under_load(
+    proxy: RunningProxy, backends: list[FakeProcess], count: int, *, die_at: int
+) -> Seen:
     """Ask `count` times from many clients; kill the first backend once `die_at` requests were answered."""
     seen = Seen()
     numbers = list(range(count))

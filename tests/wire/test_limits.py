@@ -100,7 +100,16 @@ async def test_past_the_cap_of_connections_new_ones_are_told_so_and_closed() -> 
 
 
 async def test_in_flight_counts_every_kind_of_route() -> None:
-    paths = [CHAT, "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/tokenize", "/odd"]
+    paths = [
+        CHAT,
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/rerank",
+        "/tokenize",
+        "/odd",
+    ]
     async with fakes("a", "b", "c", "d") as four, run_proxy(four, extra_routes=["POST /odd"]) as proxy:
         for path in paths:
             gate = asyncio.Event()

@@ -167,7 +167,9 @@ async def test_a_body_of_just_the_cap_passes_and_one_byte_more_is_a_413_with_not
 async def test_a_413_is_readable_although_the_client_is_still_sending() -> None:
     async with fakes() as fake, run_proxy([fake], limits={"body_bytes": 1000}) as proxy:
         for head in (
-            request(headers={"Content-Length": str(8 * MIB)}, body=None, method="PUT", path=CHAT).replace(b"PUT", b"POST"),
+            request(headers={"Content-Length": str(8 * MIB)}, body=None, method="PUT", path=CHAT).replace(
+                b"PUT", b"POST"
+            ),
             request(chunks=[]).removesuffix(b"0\r\n\r\n") + b"%x\r\n" % (8 * MIB),
         ):
             async with await proxy.client() as client:

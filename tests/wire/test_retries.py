@@ -18,7 +18,9 @@ def seen(*backends: FakeBackend) -> int:
     return sum(len(backend.requests) for backend in backends)
 
 
-async def home(proxy: RunningProxy, backends: list[FakeBackend], key: str) -> tuple[FakeBackend, list[FakeBackend]]:
+async def home(
+    proxy: RunningProxy, backends: list[FakeBackend], key: str
+) -> tuple[FakeBackend, list[FakeBackend]]:
     """The backend that `key` lives on, by asking; and the others."""
     name = (await proxy.ask(headers={"x-session-id": key})).backend
     for backend in backends:
@@ -185,7 +187,12 @@ async def test_any_other_answer_is_relayed_and_never_tried_again(status: int) ->
 
 @pytest.mark.parametrize(
     "begun",
-    [b"H", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", b"HTTP/1.1 103 Early\r\n\r\n"],
+    [
+        b"H",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+        b"HTTP/1.1 103 Early\r\n\r\n",
+    ],
 )
 async def test_never_after_a_response_byte(begun: bytes) -> None:
     async with fakes("a", "b") as (a, b), run_proxy([a, b]) as proxy:
@@ -241,7 +248,9 @@ async def test_a_backend_that_left_its_ring_neighbour_takes_only_its_keys() -> N
         await gone.refuse()
         gone.drop_idle()
         after = {key: (await proxy.ask(headers={"x-session-id": key})).backend for key in keys}
-        assert {key for key in keys if before[key] != after[key]} == {k for k in keys if before[k] == gone.name}
+        assert {key for key in keys if before[key] != after[key]} == {
+            k for k in keys if before[k] == gone.name
+        }
         assert len({after[key] for key in keys if before[key] == gone.name}) == 2  # spread over the others
 
 

@@ -53,7 +53,9 @@ async def refuses(proxy: ServeProcess) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_streams_are_finished_nothing_new_is_accepted_and_the_exit_code_is_0(number: signal.Signals) -> None:
+async def test_streams_are_finished_nothing_new_is_accepted_and_the_exit_code_is_0(
+    number: signal.Signals,
+) -> None:
     gate = asyncio.Event()
     async with fakes() as fake, serve_process([fake]) as proxy:
         fake.on(CHAT, halves(gate))
@@ -102,7 +104,6 @@ async def test_an_idle_proxy_exits_at_once() -> None:
         assert await proxy.exit_code(10) == 0
 
 
-
 async def test_pipelined_requests_that_were_read_are_answered_before_the_end() -> None:
     gate = asyncio.Event()
     async with fakes() as fake, serve_process([fake]) as proxy:
@@ -115,6 +116,8 @@ async def test_pipelined_requests_that_were_read_are_answered_before_the_end() -
         await refuses(proxy)
         gate.set()
         assert (await client.body(reply)).body.endswith(b"second\n\n")
-        await client.rest()  # the second one was not begun: answered or not, the connection ends in good order
+        await (
+            client.rest()
+        )  # the second one was not begun: answered or not, the connection ends in good order
         assert not client.was_reset
         assert await proxy.exit_code() == 0

@@ -167,7 +167,9 @@ def connected(port: int) -> list[tuple[int, int]]:
         with sock:
             try:
                 if sock.family == socket.AF_INET and sock.getsockname()[1] == port:
-                    found.append((sock.getpeername()[1], sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+                    found.append(
+                        (sock.getpeername()[1], sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                    )
             except OSError:
                 continue
     return found

@@ -97,7 +97,11 @@ async def test_a_stalled_stream_goes_on_where_it_stopped_with_nothing_lost() -> 
 
 
 async def test_a_client_that_pipelines_without_end_is_not_read_without_end() -> None:
-    async with fakes() as fake, run_proxy([fake], limits={"pipelined": 4}) as proxy, await proxy.client() as client:
+    async with (
+        fakes() as fake,
+        run_proxy([fake], limits={"pipelined": 4}) as proxy,
+        await proxy.client() as client,
+    ):
         fake.on(CHAT, silent())
         one = request(chat("x" * 16_000))
         for _ in range(2500):
@@ -134,7 +138,9 @@ async def _leave(client: RawClient, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_client_that_leaves_before_the_first_byte_closes_its_upstream_at_once(how: str, streams: bool) -> None:
+async def test_a_client_that_leaves_before_the_first_byte_closes_its_upstream_at_once(
+    how: str, streams: bool
+) -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
         fake.on(CHAT, silent())
         client = await proxy.client()
@@ -205,9 +211,20 @@ async def test_an_upstream_reset_mid_stream_is_a_visible_failure(framing: str, m
 @pytest.mark.parametrize("minor", [1, 0])
 @pytest.mark.parametrize(
     "tail",
-    [b"", b"5\r\nda", b"zz\r\n", b"-1\r\n", b"ffffffffffffffffff\r\n", b"4\r\ndata", b"4\r\ndataXX", b"0\r\n"],
+    [
+        b"",
+        b"5\r\nda",
+        b"zz\r\n",
+        b"-1\r\n",
+        b"ffffffffffffffffff\r\n",
+        b"4\r\ndata",
+        b"4\r\ndataXX",
+        b"0\r\n",
+    ],
 )
-async def test_a_chunked_upstream_that_ends_or_lies_mid_stream_is_a_visible_failure(tail: bytes, minor: int) -> None:
+async def test_a_chunked_upstream_that_ends_or_lies_mid_stream_is_a_visible_failure(
+    tail: bytes, minor: int
+) -> None:
     async with fakes("a", "b") as (a, b), run_proxy([a, b]) as proxy:
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         for fake in (a, b):

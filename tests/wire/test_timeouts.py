@@ -242,6 +242,7 @@ async def test_only_deaf_backends_are_a_503_within_the_limit() -> None:
 
 async def test_after_a_reply_to_a_slow_request_the_connection_is_usable() -> None:
     async with fakes() as fake, run_proxy([fake], timeouts=SHORT) as proxy, await proxy.client() as client:
+
         async def late(call: Call) -> None:
             await asyncio.sleep(LONG_S)
             await reply()(call)
@@ -249,5 +250,3 @@ async def test_after_a_reply_to_a_slow_request_the_connection_is_usable() -> Non
         fake.on(CHAT, late, reply())
         for _ in range(2):
             assert (await client.ask(request())).status == 200
-
-

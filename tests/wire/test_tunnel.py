@@ -33,7 +33,9 @@ def switch(early: bytes = b""):  # type: ignore[no-untyped-def]  # noqa: ANN201
     return script
 
 
-async def open_tunnel(proxy: RunningProxy, fake: FakeBackend, early: bytes = b"") -> tuple[RawClient, Response]:
+async def open_tunnel(
+    proxy: RunningProxy, fake: FakeBackend, early: bytes = b""
+) -> tuple[RawClient, Response]:
     client = await proxy.client()
     client.send(request(method="GET", path=REALTIME, headers=UPGRADE) + early)
     async with asyncio.timeout(5):
@@ -143,12 +145,18 @@ async def test_a_client_that_leaves_before_the_agreement_closes_its_upstream() -
 
 @pytest.mark.parametrize("token", ["h2c", "TLS/1.0", "websocket2"])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_an_upgrade_that_is_not_offered_on_a_route_is_a_plain_request(token: str, chunked: bool) -> None:
+async def test_an_upgrade_that_is_not_offered_on_a_route_is_a_plain_request(
+    token: str, chunked: bool
+) -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
         headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": token, "HTTP2-Settings": "AAMAAABk"}
         body = chat()
         for _ in range(2):
-            asked = request(chunks=[body[:9], body[9:]], headers=headers) if chunked else request(body, headers=headers)
+            asked = (
+                request(chunks=[body[:9], body[9:]], headers=headers)
+                if chunked
+                else request(body, headers=headers)
+            )
             answer = await client.ask(asked)
             assert answer.status == 200
             assert fake.requests[-1].body == body
@@ -159,7 +167,8 @@ async def test_an_upgrade_that_is_not_offered_on_a_route_is_a_plain_request(toke
 async def test_many_upgrades_that_are_not_offered_in_one_write() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
         offers = [
-            request(chat(f"{i}"), path=f"{CHAT}?n={i}", headers={"Connection": "Upgrade", "Upgrade": "h2c"}) for i in range(200)
+            request(chat(f"{i}"), path=f"{CHAT}?n={i}", headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+            for i in range(200)
         ]
         client.send(b"".join(offers))
         for i in range(200):
