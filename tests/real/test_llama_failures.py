@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.real.conftest import Served
+from tests.real.conftest import Served, serve
 from tests.real.test_llama_clients import prompt_of
 from tests.support.real.clients import (
     BROKEN_STREAM,
@@ -21,7 +22,7 @@ from tests.support.real.clients import (
     async_openai_client,
     openai_client,
 )
-from tests.support.real.engines import MODEL, LlamaServer, fetch, llama_server_again, until
+from tests.support.real.engines import MODEL, LlamaServer, fetch, llama_server_again, refuses, until
 
 LONG = 16_000  # tokens: seconds of work, far more than any of these tests waits for
 Fleet = Served[LlamaServer]
@@ -165,3 +166,17 @@ def test_a_client_that_leaves_its_stream_frees_its_slot(fleet: Fleet) -> None:
     until(lambda: not any(engine.running for engine in fleet.engines), "no engine works on it any more")
     assert sum(engine.steps for engine in fleet.engines) - steps_before < LONG / 2
     until(lambda: fleet.in_flight == 0, "the proxy forgot it as well")
+
+
+def test_a_proxy_that_is_told_to_stop_finishes_its_streams(fleet: Fleet) -> None:
+    with serve(fleet.engines) as proxy:
+        with openai_client(proxy.url) as client:
+            stop: Any = [{"role": "user", "content": "stop"}]
+            asked: Any = {"model": MODEL, "messages": stop, "max_tokens": 2_000, "stream": True}
+            chunks = iter(client.chat.completions.create(**asked))
+            next(chunks)
+            proxy.process.process.send_signal(signal.SIGTERM)
+            until(lambda: refuses(proxy.url), "new connections are refused")
+            last = list(chunks)[-1]
+        assert last.choices[0].finish_reason == "length"
+        assert proxy.process.process.wait(30) == 0

@@ -17,7 +17,6 @@ from typing import Any
 import openai
 import pytest
 
-from tests.cli.commands import ROOT
 from tests.real.conftest import Served, serve
 from tests.real.test_llama_clients import prompt_of
 from tests.support.real.clients import (
@@ -29,7 +28,7 @@ from tests.support.real.clients import (
     openai_client,
     way_id,
 )
-from tests.support.real.engines import MODEL, fetch, until
+from tests.support.real.engines import MODEL, fetch, refuses, until
 from tests.support.real.vllm import BLOCK_TOKENS, QUEUED, RUNNING, VllmServer, vllm_servers, vllm_venv
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -41,7 +40,7 @@ Fleet = Served[VllmServer]
 
 @pytest.fixture(scope="module")
 def venv() -> Path:
-    return vllm_venv(ROOT / ".cache" / "venv-vllm")
+    return vllm_venv()
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +183,7 @@ def test_a_proxy_that_is_told_to_stop_finishes_its_streams(fleet: Fleet) -> None
             )
             next(chunks)
             proxy.process.process.send_signal(signal.SIGTERM)
-            proxy.process.said("SIGTERM: finishing running replies")
-            with pytest.raises(OSError, match="refused"):
-                fetch(proxy.url, "/health")
+            until(lambda: refuses(proxy.url), "new connections are refused")
             last = list(chunks)[-1]
         assert last.usage.completion_tokens == 500
         assert proxy.process.process.wait(30) == 0

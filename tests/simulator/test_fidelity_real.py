@@ -1,9 +1,8 @@
 """Our cache beside a real vLLM that runs: the same requests, then the same hits, counters and resident
 blocks.
 
-Part of `make test-real`. VLLM_VENV names a virtual environment with vLLM for CPU (default /tmp/venv-vllm;
-how to make one is in docs/engines.md). The answers differ, since only one of the two has a model, so ours is
-told the real one's.
+Part of `make test-real` (docs/engines.md). The answers differ, since only one of the two has a model, so ours
+is told the real one's.
 """
 
 import json
@@ -13,7 +12,6 @@ import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,8 +22,9 @@ from stickyroute.simulator.engine import Engine
 from stickyroute.simulator.keys import block_keys, namespace, token_buffer
 from stickyroute.simulator.profiles import DEMO
 from tests.support.real.engines import build_tiny, fetch, until
+from tests.support.real.vllm import START_S, vllm_venv
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 BLOCKS, BLOCK_SIZE, CONTEXT = 140, 32, 4096
 PROFILE = replace(
@@ -104,8 +103,7 @@ class Vllm:
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory):
-    program = Path(os.environ.get("VLLM_VENV", "/tmp/venv-vllm")) / "bin" / "vllm"
-    assert program.exists(), f"no vLLM at {program}: set VLLM_VENV"
+    program = vllm_venv() / "bin" / "vllm"
     folder = tmp_path_factory.mktemp("vllm")
     model, _ = build_tiny(folder)
     port, replay = free_port(), free_port()
@@ -154,7 +152,7 @@ def vllm(tmp_path_factory):
                 return False
 
         try:
-            until(healthy, "vLLM's /health", timeout_s=180)
+            until(healthy, "vLLM's /health", timeout_s=START_S)
             yield Vllm(url, f"tcp://127.0.0.1:{replay}")
         finally:
             process.terminate()

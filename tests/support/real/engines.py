@@ -60,6 +60,15 @@ def until(true: Callable[[], object], what: str, timeout_s: float = 30) -> None:
         time.sleep(0.005)
 
 
+def refuses(url: str) -> bool:
+    """Whether nobody takes connections there."""
+    try:
+        fetch(url, "/health")
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 class Engine:
     """One engine process, known by its URL."""
 

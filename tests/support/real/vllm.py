@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cli.commands import free_port
+from tests.cli.commands import ROOT, free_port
 from tests.support.real.engines import MODEL, Engine
 
 INSTALL = Path(__file__).with_name("install_vllm.sh")
-START_S = 240
+START_S = 600  # 25 s on an idle machine
 BLOCK_TOKENS = 32
 BLOCKS = 140  # a prefix cache of 4,480 tokens, so that eviction is within a test's reach
 MAX_MODEL_TOKENS = 4096
@@ -58,11 +58,11 @@ class VllmServer(Engine):
         os.kill(self.core_pid, signal.SIGKILL)
 
 
-def vllm_venv(default: Path) -> Path:
-    """The venv to use, installed when it is not there: $STICKYROUTE_VLLM_VENV, else `default`."""
+def vllm_venv() -> Path:
+    """The venv to use: $STICKYROUTE_VLLM_VENV, else .cache/venv-vllm; installed when nothing is there."""
     given = os.environ.get("STICKYROUTE_VLLM_VENV")
-    venv = Path(given) if given else default
-    if not (venv / "bin" / "vllm").exists() or not (given or (venv / ".complete").exists()):
+    venv = Path(given) if given else ROOT / ".cache" / "venv-vllm"
+    if not (venv / ("bin/vllm" if given else ".complete")).exists():
         subprocess.run(["bash", str(INSTALL), str(venv)], check=True)
     return venv
 
