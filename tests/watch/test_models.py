@@ -65,7 +65,7 @@ async def ask_once(*specs: BackendSpec) -> Fleet:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until it holds; the test's own limit is the deadline."""
-    while not condition():  # noqa: ASYNC110 - the fleet has no event to wait for
+    while not condition():
         await asyncio.sleep(0.005)
 
 
