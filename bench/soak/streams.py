@@ -1,8 +1,8 @@
 """Thousands of slow streams through one stickyroute process: `python -m bench.soak.streams --streams 2000`.
 
-Three processes: backends that send one event every `--gap-s`, `stickyroute serve`, and this one as the clients,
-who all keep their stream open at the same time. Prints errors, growth of the proxy's resident memory per stream
-at the widest point, and how long /healthz takes meanwhile.
+Processes: backends that send one event every `--gap-s`, `stickyroute serve`, and this one as the clients, who
+all keep their stream open at the same time. Prints errors, growth of the proxy's resident memory a stream at
+the widest point, and how long /healthz takes meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from typing import cast
 import uvloop
 
 ROOT = Path(__file__).parents[2]
-EVENT = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
+EVENT = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk",'
+    b'"choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
+)
 DONE = b"data: [DONE]\n\n"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
@@ -60,7 +63,7 @@ class _Engine(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -115,7 +118,7 @@ class _Client(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

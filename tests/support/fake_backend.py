@@ -1,7 +1,7 @@
 """A backend on a raw socket that does exactly what a test tells it, and remembers everything it saw.
 
-Owns the server side of a test: scripts for each path, listening and dying on command, what arrived and when. Knows
-nothing of stickyroute. A *canary* is a listener that must never be contacted.
+Owns the server side of a test: scripts for each path, listening and dying on command, what arrived and when.
+Knows nothing of stickyroute. A *canary* is a listener that must never be contacted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 Script = Callable[["Call"], Awaitable[None]]
 Fields = Sequence[tuple[str, str]]
@@ -123,7 +123,7 @@ class Call:
 
 
 class _Connection(asyncio.Protocol):
-    """Parses requests one after the other and runs the script of each; notices at once when its peer leaves."""
+    """Parses requests one by one and runs the script of each; notices at once when its peer leaves."""
 
     def __init__(self, fake: FakeBackend) -> None:
         self.fake = fake
@@ -256,7 +256,7 @@ class _Connection(asyncio.Protocol):
 
 
 class FakeBackend:
-    """The server. `on(path, script)` says how to answer; without a script a small JSON reply tells what arrived."""
+    """The server. `on(path, script)` says how to answer; else a small JSON reply tells what arrived."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class FakeBackend:
     # Telling it what to do.
 
     def on(self, path: str, *scripts: Script) -> None:
-        """How to answer a path ("*" for all others). Several scripts are used in turn, the last one for good."""
+        """How to answer a path ("*": all others). Several scripts are used in turn, the last for good."""
         left = list(scripts)
 
         async def in_turn(call: Call) -> None:
@@ -423,7 +423,7 @@ class Canary:
     def __init__(self) -> None:
         self.contacts = 0
 
-    async def __aenter__(self) -> Canary:
+    async def __aenter__(self) -> Self:
         def contacted() -> asyncio.Protocol:
             self.contacts += 1
             return asyncio.Protocol()

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from tests.support.fake_backend import reset
 
@@ -36,7 +36,7 @@ class Truncated(Exception):
 
 
 class Response:
-    """One reply. `pieces` are (arrival in loop seconds, bytes) as they came: chunks, or reads of a sized body."""
+    """One reply. `pieces` are (arrival in loop seconds, bytes): chunks, or the reads of another body."""
 
     def __init__(self, minor: int, status: int, reason: bytes, fields: list[tuple[str, str]]) -> None:
         self.minor, self.status, self.reason, self.fields = minor, status, reason, fields
@@ -99,7 +99,7 @@ class RawClient(asyncio.Protocol):
         rcvbuf: int | None = None,
         name: str | None = None,
     ) -> RawClient:
-        """Open a connection. `rcvbuf`: bytes of the kernel's receive buffer, for a client that reads slowly."""
+        """Open a connection. `rcvbuf`: bytes of the kernel's receive buffer, for a slow reader."""
         loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         sock.setblocking(False)
@@ -115,7 +115,7 @@ class RawClient(asyncio.Protocol):
             raise
         return client
 
-    async def __aenter__(self) -> RawClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -212,7 +212,7 @@ class RawClient(asyncio.Protocol):
         return fields
 
     async def head(self, *, minor: int = 1, method: str = "POST") -> Response:
-        """Read status line and fields of the next reply that is not a 1xx; check that its framing is one only."""
+        """Read the head of the next reply that is not a 1xx; check that it has one framing only."""
         passed: list[Response] = []
         while True:
             line = await self._line(None)

@@ -38,7 +38,7 @@ async def test_b53_equal_token_prefixes_share_a_home() -> None:
         for start in range(12):
             ids = list(range(start * 1000, start * 1000 + 400))
             same = {
-                await ask(proxy, "/v1/completions", {"model": "m", "prompt": ids + [tail]})
+                await ask(proxy, "/v1/completions", {"model": "m", "prompt": [*ids, tail]})
                 for tail in range(5)
             }
             assert len(same) == 1
@@ -77,9 +77,10 @@ async def test_b54_no_route_is_ever_a_router_500() -> None:
 
 async def test_b55_the_original_bytes_are_forwarded() -> None:
     body = (
-        '{"z":1e2,"a":100, "b" : 1.0,\n\t"messages":[{"content":"\\u00e9\\u4f60 \\/","role":"user"}],"model":"m",'
-        '"chat_template_kwargs":{"enable_thinking":false},"return_token_ids":true,"new_thing":[null,-0.0,1E400]}'
-    ).encode()
+        b'{"z":1e2,"a":100, "b" : 1.0,\n\t"messages":[{"content":"\\u00e9\\u4f60 \\/","role":"user"}],'
+        b'"model":"m",'
+        b'"chat_template_kwargs":{"enable_thinking":false},"return_token_ids":true,"new_thing":[null,-0.0,1E400]}'
+    )
     async with fakes() as fake, run_proxy([fake], strict_json=False) as proxy, await proxy.client() as client:
         for asked in (request(body), request(chunks=[body[:50], body[50:]])):
             assert (await client.ask(asked)).status == 200

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_backend import Canary, Call, drop, fakes, raw, reply
+from tests.support.fake_backend import Call, Canary, drop, fakes, raw, reply
 from tests.support.raw_client import CHAT, RawClient, Truncated, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy
 
@@ -197,7 +197,7 @@ SMUGGLING = {
 
 
 async def replies(proxy: RunningProxy, data: bytes) -> list[int]:
-    """The status of each reply to `data` until the connection ends; a GET is sent behind to see what it is taken for."""
+    """The status of each reply to `data` until the connection ends."""
     statuses: list[int] = []
     async with await proxy.client() as client:
         client.send(data)
@@ -305,9 +305,12 @@ async def test_b107_no_error_tells_an_address_or_a_key() -> None:
             [entry], api_keys=KEYS, limits=limits, timeouts={"response_header_s": 0.1}
         ) as proxy:
             asked: list[tuple[bytes, dict[str, str], str]] = [
-                (chat(), {}, CHAT), (chat(model="nope"), BEARER, CHAT), (b"{", BEARER, CHAT), (chat("x" * 100_000), BEARER, CHAT),
+                (chat(), {}, CHAT),
+                (chat(model="nope"), BEARER, CHAT),
+                (b"{", BEARER, CHAT),
+                (chat("x" * 100_000), BEARER, CHAT),
                 (chat(), BEARER, "/nowhere"),
-            ]  # fmt: skip
+            ]
             answers = [await proxy.ask(body, path=path, headers=headers) for body, headers, path in asked]
 
             async def hang(call: Call) -> None:

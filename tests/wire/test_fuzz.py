@@ -15,9 +15,13 @@ from tests.support.raw_client import CHAT, BadFraming, RawClient, Truncated, cha
 from tests.support.run_proxy import RunningProxy, run_proxy
 
 SHORT = {
-    "client_head_s": 0.3, "client_body_s": 0.3, "client_idle_s": 0.3, "stream_idle_s": 0.3, "response_header_s": 0.3,
+    "client_head_s": 0.3,
+    "client_body_s": 0.3,
+    "client_idle_s": 0.3,
+    "stream_idle_s": 0.3,
+    "response_header_s": 0.3,
     "client_write_s": 1,
-}  # fmt: skip
+}
 UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
 REQUESTS = [
     request(),
@@ -28,25 +32,54 @@ REQUESTS = [
     request(b"a=b", path="/tokenize", headers={"Connection": "close, X-A", "X-A": "1", "TE": "trailers"}),
     request(method="GET", path="/v1/realtime?model=m", headers=UPGRADE) + b"\x81\x05hello",
     request(headers={"Connection": "Upgrade", "Upgrade": "h2c"}),
-    b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\nX-T: 1\r\n\r\n",
+    (
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2;a=b\r\n{}\r\n0\r\nX-T: 1\r\n\r\n"
+    ),
 ]
 REPLIES = [
     b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}',
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n",
+    (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+    ),
     b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nto the end",
     b"HTTP/1.0 200 OK\r\n\r\nto the end",
     b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 204 No Content\r\nConnection: keep-alive, X-B\r\nX-B: 1\r\n\r\n",
     b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy",
     b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nfree bytes",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n5;x=y\r\nhello\r\n0\r\nX-T: 1\r\n\r\n",
+    (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n"
+        b"5;x=y\r\nhello\r\n0\r\nX-T: 1\r\n\r\n"
+    ),
 ]
 TOKENS = [
-    b"\r\n", b"\n", b"\r", b"\0", b":", b" ", b"\t", b"0", b"-1", b"ffffffffffffffff", b"\r\n\r\n", b"Content-Length: 5\r\n",
-    b"Transfer-Encoding: chunked\r\n", b"HTTP/1.1", b"HTTP/9.9", b"\xff\xfe", b"Connection: close\r\n", b"Upgrade: websocket\r\n",
-    b"Host: x\r\n", b"Expect: 100-continue\r\n", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"100", b"304",
-]  # fmt: skip
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"\0",
+    b":",
+    b" ",
+    b"\t",
+    b"0",
+    b"-1",
+    b"ffffffffffffffff",
+    b"\r\n\r\n",
+    b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"HTTP/1.1",
+    b"HTTP/9.9",
+    b"\xff\xfe",
+    b"Connection: close\r\n",
+    b"Upgrade: websocket\r\n",
+    b"Host: x\r\n",
+    b"Expect: 100-continue\r\n",
+    b"\x16\x03\x01",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"100",
+    b"304",
+]
 
 
 def mutated(seeds: list[bytes], rand: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""No request is lost or run twice when a backend is killed under load, other than streams already begun on it.
+"""No request is lost or run twice when a backend is killed under load, but streams begun on it are cut.
 
 The backends are processes, killed with SIGKILL. Each writes down what it began and what it finished.
 """

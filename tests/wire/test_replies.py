@@ -205,8 +205,8 @@ INVALID = {
     "101 unasked": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
     "1xx with a body": b"HTTP/1.1 103 Early\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     "1xx with a length": b"HTTP/1.1 102 Processing\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\n\r\n",
-    "1xx with a body before a reply": b"HTTP/1.1 103 Early\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
-    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    "1xx with a body before a reply": b"HTTP/1.1 103 Early\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"5\r\nhello\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     "half a head": b"HTTP/1.1 200 OK\r\nContent-Le",
     "nothing but a line": b"HTTP/1.1 200 OK\r\n",
 }

@@ -318,11 +318,19 @@ async def test_a_base_path_is_joined_with_one_slash(slash: str) -> None:
 async def test_methods_and_paths_that_are_not_ours_touch_no_backend() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
         for method, path in [
-            ("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/sleep"), ("POST", "/v1/load_lora_adapter"),
-            ("POST", "/start_profile"), ("GET", "/metrics"), ("POST", "/v1/chat/completions/"),
-            ("POST", "/V1/chat/completions"), ("POST", "/v1/../flush_cache"), ("POST", "/v1/%63hat/completions"),
-            ("GET", "/v1/responses/..%2f..%2fflush_cache"), ("GET", "/v1/responses/../../flush_cache"),
-        ]:  # fmt: skip
+            ("POST", "/flush_cache"),
+            ("GET", "/flush_cache"),
+            ("POST", "/sleep"),
+            ("POST", "/v1/load_lora_adapter"),
+            ("POST", "/start_profile"),
+            ("GET", "/metrics"),
+            ("POST", "/v1/chat/completions/"),
+            ("POST", "/V1/chat/completions"),
+            ("POST", "/v1/../flush_cache"),
+            ("POST", "/v1/%63hat/completions"),
+            ("GET", "/v1/responses/..%2f..%2fflush_cache"),
+            ("GET", "/v1/responses/../../flush_cache"),
+        ]:
             reply = await proxy.ask(chat() if method == "POST" else None, method=method, path=path)
             assert reply.status == 404, (method, path)
             assert reply.json["error"]["type"]

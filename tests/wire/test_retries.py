@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from tests.support.fake_backend import (
-    Call, FakeBackend, PeerGone, drop, echo, events, fakes, raw, reply, silent, stream,
+    Call,
+    FakeBackend,
+    PeerGone,
+    drop,
+    echo,
+    events,
+    fakes,
+    raw,
+    reply,
+    silent,
+    stream,
 )  # fmt: skip
 from tests.support.raw_client import CHAT, Truncated, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy

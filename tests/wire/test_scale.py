@@ -1,4 +1,4 @@
-"""Group J of the field's bug reports: scale, scaled down; and the process's memory. The heavy ones are marked slow."""
+"""Group J of the field's bug reports, scaled down, and the process's memory; the heavy ones are slow."""
 
 from __future__ import annotations
 

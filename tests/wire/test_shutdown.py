@@ -12,7 +12,7 @@ from tests.support.raw_client import CHAT, RawClient, Response, Truncated, chat,
 from tests.support.run_proxy import ServeProcess, serve_process
 
 
-def halves(gate: asyncio.Event):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def halves(gate: asyncio.Event):  # type: ignore[no-untyped-def]
     """A stream whose second half waits for the test."""
 
     async def script(call: Call) -> None:

@@ -95,26 +95,30 @@ async def test_plain_http_to_a_tls_port_and_noise_do_no_harm(certificates: Certi
 
 
 async def test_tls_to_a_backend_with_its_own_authority(certificates: Certificates) -> None:
-    async with fakes(tls=certificates.server) as fake:
-        async with run_proxy([fake.settings(ca=certificates.ca)]) as proxy:
-            fake.on(CHAT, stream(events(20)))
-            for _ in range(2):
-                assert (await proxy.ask(chat("x" * 300_000, stream=True))).body == b"".join(events(20))
-            assert len({call.connection for call in fake.requests}) == 1  # kept alive like any other
-            assert fake.requests[0].get("host") == fake.authority
+    async with (
+        fakes(tls=certificates.server) as fake,
+        run_proxy([fake.settings(ca=certificates.ca)]) as proxy,
+    ):
+        fake.on(CHAT, stream(events(20)))
+        for _ in range(2):
+            assert (await proxy.ask(chat("x" * 300_000, stream=True))).body == b"".join(events(20))
+        assert len({call.connection for call in fake.requests}) == 1  # kept alive like any other
+        assert fake.requests[0].get("host") == fake.authority
 
 
 @pytest.mark.parametrize("how", ["end", "reset"])
 async def test_a_close_delimited_reply_over_tls(certificates: Certificates, how: str) -> None:
-    async with fakes(tls=certificates.server) as fake:
-        async with run_proxy([fake.settings(ca=certificates.ca)]) as proxy:
-            fake.on(CHAT, stream([b"x" * 1000] * 3, framing="close", then=how))
-            if how == "end":
-                assert (await proxy.ask()).body == b"x" * 3000
-            else:
-                with pytest.raises(Truncated):
-                    await proxy.ask()
-            await proxy.settled()
+    async with (
+        fakes(tls=certificates.server) as fake,
+        run_proxy([fake.settings(ca=certificates.ca)]) as proxy,
+    ):
+        fake.on(CHAT, stream([b"x" * 1000] * 3, framing="close", then=how))
+        if how == "end":
+            assert (await proxy.ask()).body == b"x" * 3000
+        else:
+            with pytest.raises(Truncated):
+                await proxy.ask()
+        await proxy.settled()
 
 
 async def test_a_backend_whose_certificate_nobody_vouches_for_is_not_used(certificates: Certificates) -> None:
@@ -128,9 +132,11 @@ async def test_a_backend_whose_certificate_nobody_vouches_for_is_not_used(certif
 
 
 async def test_a_backend_s_certificate_is_not_checked_when_told_so(certificates: Certificates) -> None:
-    async with fakes(tls=certificates.server) as fake:
-        async with run_proxy([fake.settings(tls_verify=False)]) as proxy:
-            assert (await proxy.ask()).status == 200
+    async with (
+        fakes(tls=certificates.server) as fake,
+        run_proxy([fake.settings(tls_verify=False)]) as proxy,
+    ):
+        assert (await proxy.ask()).status == 200
 
 
 async def test_a_certificate_that_cannot_be_read_is_said_at_start(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ ASK = chat(stream=True)
 
 @pytest.mark.parametrize("framing", ["chunked", "close"])
 async def test_each_piece_is_forwarded_before_the_next_exists(framing: str) -> None:
-    """The backend writes an event only after the client has read the one before: any holding back is a deadlock."""
+    """The backend writes an event only after the client has read the one before: all else is a deadlock."""
     read = asyncio.Event()
 
     async def lock_step(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""What the data plane owes to time: limits that cut slow-loris clients and dead engines, never a long generation.
+"""What the data plane owes to time: limits that cut slow-loris clients and dead engines, never a generation.
 
 Limits are scaled down to tenths of a second. Each test waits for the event it is about; none measures.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from pydantic import ValidationError
@@ -139,12 +138,15 @@ async def test_a_long_upload_that_goes_on_is_not_cut() -> None:
 
 @pytest.mark.parametrize("used", [False, True])
 async def test_an_idle_client_connection_is_closed(used: bool) -> None:
-    async with fakes() as fake, run_proxy([fake], timeouts={"client_idle_s": 0.15}) as proxy:
-        async with await proxy.client() as client:
-            if used:
-                assert (await client.ask(request())).status == 200
-            assert await client.rest(5) == b""
-            assert not client.was_reset
+    async with (
+        fakes() as fake,
+        run_proxy([fake], timeouts={"client_idle_s": 0.15}) as proxy,
+        await proxy.client() as client,
+    ):
+        if used:
+            assert (await client.ask(request())).status == 200
+        assert await client.rest(5) == b""
+        assert not client.was_reset
 
 
 async def test_a_client_that_reads_nothing_is_cut_and_its_upstream_closed() -> None:
@@ -195,9 +197,10 @@ def test_the_idle_limit_of_upstream_connections_is_under_5_s() -> None:
         Settings(backends=["http://h:1"], timeouts={"upstream_idle_s": 5})
 
 
-@contextmanager
-def deaf_port() -> Iterator[int]:
+@pytest.fixture
+def deaf_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port that neither accepts nor refuses: its queue of connections is full."""
+    monkeypatch.setattr("stickyroute.app._FIRST_ROUND_S", 0.05)  # start-up waits for its models in vain
     with socket.socket() as listener, socket.socket() as one, socket.socket() as two:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -207,37 +210,36 @@ def deaf_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-async def test_connecting_has_a_limit_and_then_the_next_backend_is_asked() -> None:
-    with deaf_port() as port:
-        async with fakes("b") as b:
-            deaf = {"name": "a", "url": f"http://127.0.0.1:{port}", "models": ["m"]}
-            b_too = b.settings(models=["m"])
-            async with run_proxy([deaf, b_too], timeouts={"connect_s": 0.15}, policy="round_robin") as proxy:
-                for _ in range(3):
-                    assert (await proxy.ask()).backend == "b"
-                samples = await proxy.metrics()
-                assert samples.sum("stickyroute_upstream_failures_total", backend="a") >= 1
-                assert samples.sum("stickyroute_backend_in_flight") == 0
+async def test_connecting_has_a_limit_and_then_the_next_backend_is_asked(deaf_port: int) -> None:
+    async with fakes("b") as b:
+        deaf = {"name": "a", "url": f"http://127.0.0.1:{deaf_port}", "models": ["m"]}
+        b_too = b.settings(models=["m"])
+        async with run_proxy([deaf, b_too], timeouts={"connect_s": 0.15}, policy="round_robin") as proxy:
+            for _ in range(3):
+                assert (await proxy.ask()).backend == "b"
+            samples = await proxy.metrics()
+            assert samples.sum("stickyroute_upstream_failures_total", backend="a") >= 1
+            assert samples.sum("stickyroute_backend_in_flight") == 0
 
 
-async def test_a_client_that_leaves_while_its_backend_is_being_connected_leaves_nothing_behind() -> None:
-    with deaf_port() as port:
-        deaf = {"name": "a", "url": f"http://127.0.0.1:{port}", "models": ["m"]}
-        async with run_proxy([deaf], timeouts={"connect_s": 5}) as proxy:
-            client = await proxy.client()
-            client.send(request())
-            await proxy.until_metrics(lambda s: s.sum("stickyroute_backend_in_flight") == 1)
-            client.close()
-            await proxy.until_metrics(lambda s: s.sum("stickyroute_client_disconnects_total") == 1)
-            await proxy.settled()
+async def test_a_client_that_leaves_while_its_backend_is_being_connected_leaves_nothing_behind(
+    deaf_port: int,
+) -> None:
+    deaf = {"name": "a", "url": f"http://127.0.0.1:{deaf_port}", "models": ["m"]}
+    async with run_proxy([deaf], timeouts={"connect_s": 5}) as proxy:
+        client = await proxy.client()
+        client.send(request())
+        await proxy.until_metrics(lambda s: s.sum("stickyroute_backend_in_flight") == 1)
+        client.close()
+        await proxy.until_metrics(lambda s: s.sum("stickyroute_client_disconnects_total") == 1)
+        await proxy.settled()
 
 
-async def test_only_deaf_backends_are_a_503_within_the_limit() -> None:
-    with deaf_port() as port:
-        deaf = {"name": "a", "url": f"http://127.0.0.1:{port}", "models": ["m"]}
-        async with run_proxy([deaf], timeouts={"connect_s": 0.15}) as proxy:
-            answer = await proxy.ask()
-            assert answer.status in (503, 504)
+async def test_only_deaf_backends_are_a_503_within_the_limit(deaf_port: int) -> None:
+    deaf = {"name": "a", "url": f"http://127.0.0.1:{deaf_port}", "models": ["m"]}
+    async with run_proxy([deaf], timeouts={"connect_s": 0.15}) as proxy:
+        answer = await proxy.ask()
+        assert answer.status in (503, 504)
 
 
 async def test_after_a_reply_to_a_slow_request_the_connection_is_usable() -> None:

@@ -19,7 +19,7 @@ UPGRADE = {
 }
 
 
-def switch(early: bytes = b""):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def switch(early: bytes = b""):  # type: ignore[no-untyped-def]
     """Agree to the upgrade, send `early` in the same write, then record what comes."""
 
     async def script(call: Call) -> None:
