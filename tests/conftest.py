@@ -1,13 +1,19 @@
-"""What every test gets: the product's event loop, and an environment without settings."""
+"""What every test gets: the product's event loop, no settings from the environment, laws tried so often."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
+from hypothesis import settings
+
+# `quick` is the default: the same examples in every run, as many as fit a run of seconds. `thorough` is for
+# `make test-slow`: other examples each time.
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=30)
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000, derandomize=False)
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -15,8 +21,10 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_the_environment() -> Iterator[None]:
     """A test's configuration is what it says, whatever the machine's environment holds."""
-    for name in [name for name in os.environ if name.startswith("STICKYROUTE_")]:
-        monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("STICKYROUTE_")]:
+            patch.delenv(name)
+        yield

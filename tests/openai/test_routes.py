@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.openai.routes import Route, RouteTable, Shape
-from stickyroute.settings import Settings
 
 TABLE = RouteTable()
 
@@ -58,15 +57,14 @@ def match(line: str, table: RouteTable = TABLE) -> Route | None:
     return table.match(method.encode(), path.encode())
 
 
-@pytest.mark.parametrize("line", FORWARDED)
-def test_inference_utility_and_stateful_routes_of_both_engines_get_through(line: str) -> None:
-    assert match(line) is not None
+def test_inference_utility_and_stateful_routes_of_both_engines_get_through() -> None:
+    assert [line for line in FORWARDED if match(line) is None] == []
 
 
-@pytest.mark.parametrize("path", ADMINISTRATION)
-def test_routes_that_administer_or_show_one_engine_are_unknown_under_every_method(path: str) -> None:
-    assert [match(f"{method} {path}") for method in METHODS] == [None] * len(METHODS)
-    assert TABLE.allowed(path.encode()) == ()
+def test_routes_that_administer_or_show_one_engine_are_unknown_under_every_method() -> None:
+    lines = [f"{method} {path}" for path in ADMINISTRATION for method in METHODS]
+    assert [line for line in lines if match(line) is not None] == []
+    assert [path for path in ADMINISTRATION if TABLE.allowed(path.encode())] == []
 
 
 @pytest.mark.parametrize(
@@ -174,21 +172,3 @@ MALFORMED = [
 def test_a_malformed_extra_route_is_refused_with_what_to_write(line: str) -> None:
     with pytest.raises(ValueError, match=r"write|whole segment"):
         RouteTable([line])
-
-
-ENGINE = [{"url": "http://127.0.0.1:9"}]
-
-
-@pytest.mark.parametrize("line", [line for line in MALFORMED if line != "post /v1/foo"])
-def test_the_settings_refuse_what_the_table_refuses(line: str) -> None:
-    with pytest.raises(ValueError, match="extra_routes"):
-        Settings(backends=ENGINE, extra_routes=[line])
-
-
-@given(st.from_regex(r"(POST|get) /([ab{id}.%?é/-]|\{id\}|/)*", fullmatch=True))
-def test_the_table_takes_what_the_settings_take(line: str) -> None:
-    try:
-        routes = Settings(backends=ENGINE, extra_routes=[line]).extra_routes
-    except ValueError:
-        return
-    RouteTable(routes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import cache
 
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.routing.ring import Ring
@@ -34,8 +35,12 @@ def pool(
     size = max(slots, default=-1) + 1
     in_flight = array("q", loads if loads is not None else [0] * size)
     available = bytearray(0 if slot in down else 1 for slot in range(size))
-    ring = Ring.build([(f"b{i}", weight) for i, weight in enumerate(weights)], VNODES)
-    return FleetView(ring, slots, weights, in_flight, available)
+    return FleetView(_ring(tuple(weights)), slots, weights, in_flight, available)
+
+
+@cache  # a ring never changes, and building one costs more than all a test does with it
+def _ring(weights: tuple[int, ...]) -> Ring:
+    return Ring.build([(f"b{i}", weight) for i, weight in enumerate(weights)], VNODES)
 
 
 def key_at(view: FleetView, member: int) -> RequestKeys:
