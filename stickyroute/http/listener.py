@@ -113,6 +113,8 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_s = 0.0
         if self.relay is not None:
             self.relay.resume()
+        elif self._pending and not self._transport.is_closing():
+            self._advance()
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -168,12 +170,15 @@ class ClientConnection(asyncio.Protocol):
     # Serving
 
     def _advance(self) -> None:
-        """Hand over pending requests, one at a time, each after the reply to the one before."""
+        """Hand over pending requests, one at a time, each after the reply to the one before.
+
+        None for a client that does not take what it was sent: its replies would be kept in memory.
+        """
         if self._advancing:
             return
         self._advancing = True
         pending = self._pending
-        while pending and self.relay is None and not self.closing:
+        while pending and self.relay is None and not self.closing and not self._stalled_s:
             request, problem = pending.popleft()
             if self._reading_paused and len(pending) < self.limits.pipelined:
                 self._reading_paused = False
@@ -215,6 +220,8 @@ class ClientConnection(asyncio.Protocol):
         self._idle_since_s = monotonic()
         if not keep_alive:
             self.closing = True
+        if self._reader.phase != IDLE:
+            self._reader.restart_clock()  # it may have waited for this reply, or for our `100 Continue`
         if self._advancing:
             return
         if self._pending and not self.closing:
@@ -230,6 +237,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self.relay = None
         self.closing = True
+        self._idle_since_s = monotonic()
         if abruptly:
             sock = self._transport.get_extra_info("socket")
             if sock is not None:
@@ -270,7 +278,11 @@ class ClientConnection(asyncio.Protocol):
         elif self._reader.phase != IDLE:
             if self._reader.overdue(now_s):
                 self._advance()
+        elif self._transport.is_closing():  # it still waits for the client to take the last bytes
+            if now_s - self._idle_since_s > limits.client_write_s:
+                self._transport.abort()
         elif now_s - self._idle_since_s > limits.client_idle_s:
+            self._idle_since_s = now_s
             self._transport.close()
 
     def forwarded_for(self, held: bytes | None) -> bytes:

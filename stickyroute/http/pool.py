@@ -8,6 +8,7 @@ a request with the closing of its connection rare; `upstream` and `proxy` make w
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 
 from stickyroute.clock import monotonic
@@ -21,6 +22,9 @@ CONNECT_TIMEOUT = "connect_timeout"
 CONNECT_FAILED = "unreachable"
 CONNECT_TLS = "tls"
 CONNECT_FAILURES = frozenset({CONNECT_REFUSED, CONNECT_TIMEOUT, CONNECT_FAILED, CONNECT_TLS})
+NO_SOCKET = "no_socket"  # this machine has none to give: no fault of the backend
+
+_OUR_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class BackendPool:
@@ -55,7 +59,8 @@ class BackendPool:
     def send(self, relay: Relay, head: bytes, body: bytes, *, fresh: bool = False) -> None:
         """Send a request over an idle connection, or over a new one (always, when `fresh`).
 
-        Returns at once. A failure to connect reaches `relay.failed` with one of CONNECT_FAILURES.
+        Returns at once. A failure to connect reaches `relay.failed` with one of CONNECT_FAILURES, or
+        NO_SOCKET.
         """
         idle = self._idle
         if idle and not fresh:
@@ -87,24 +92,29 @@ class BackendPool:
             failure = CONNECT_REFUSED
         except ssl.SSLError:
             failure = CONNECT_TLS
-        except (OSError, UnicodeError):  # unreachable, unresolvable, not a name at all
+        except OSError as exc:  # unreachable, unresolvable
+            failure = NO_SOCKET if exc.errno in _OUR_WANT else CONNECT_FAILED
+        except UnicodeError:  # not a name at all
             failure = CONNECT_FAILED
         if failure:
             if not relay.over:
                 relay.failed(failure)
             return
-        self._open.add(connection)
-        if not connection.usable:
+        if not connection.usable:  # lost already, and if so without a word to come
+            connection.abort()
             if not relay.over:
                 relay.failed(CONNECT_FAILED)
-        elif relay.over:  # the client left meanwhile; the connection is as good as new
-            connection.idle_since_s = monotonic()
+            return
+        self._open.add(connection)
+        if relay.over:  # the client left meanwhile
             self.give_back(connection)
         else:
             connection.start(relay, head, body)
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request."""
+        connection.fresh = False
+        connection.idle_since_s = monotonic()
         self._idle[connection] = None
 
     def lost(self, connection: UpstreamConnection) -> None:

@@ -20,6 +20,9 @@ from stickyroute.http.message import REQUEST_OWN, Request, nominated, origin_for
 # connection with one byte every few seconds (the rate Apache's mod_reqtimeout ships with).
 _MIN_BODY_BYTES_PER_S = 500
 
+# More pieces of a body than this in one read are joined: tiny chunks, each an object many times its size.
+_PIECES = 16
+
 IDLE, HEAD, BODY = range(3)
 
 
@@ -48,8 +51,10 @@ class RequestReader:
         "_parser",
         "_pieces",
         "_plain_again",
+        "_read_bytes",
         "_replaying",
         "_request",
+        "_shared_bytes",
         "_sink",
         "_target",
         "_wire_bytes",
@@ -68,6 +73,8 @@ class RequestReader:
         self._pieces: list[bytes] = []
         self._target = b""
         self._body_bytes = self._head_bytes = self._head_raw = self._wire_bytes = self._hosts = 0
+        self._read_bytes = 0  # of the read at hand
+        self._shared_bytes = 0  # the same, once an earlier request ended in it: no telling whose they are
         self._body_since_s = 0.0
         self._plain_again = self._replaying = False
         self._last_keeps_alive = True
@@ -78,20 +85,29 @@ class RequestReader:
 
     def feed(self, data: bytes) -> bytes:
         """Read on. Returns what follows an upgrade request, which is no longer HTTP."""
-        seen = self._body_bytes
-        if self.phase == IDLE:
-            self.moved_s = monotonic()
-            self.phase = HEAD
-            self._head_raw = 0
+        seen, held = self._body_bytes, len(self._pieces)
+        self._read_bytes = len(data)
+        self._shared_bytes = 0
         self._wire_bytes += len(data)
         rest = self._parse(memoryview(data))
-        if self.phase == HEAD:
-            self._head_raw += len(data)  # the parser shows a field only when it is whole
+        if self.phase == IDLE:
+            return rest
+        if self.phase == BODY and self._body_bytes != seen:
+            self.moved_s = monotonic()
+            self._head_raw = 0
+            if len(self._pieces) > held + _PIECES:
+                self._pieces[held:] = [b"".join(self._pieces[held:])]
+        else:
+            # A head, or what a chunked body has beside its bytes (extensions, trailers): the parser holds a
+            # field until it is whole.
+            self._head_raw += len(data)
             if self._head_raw > self._limits.head_bytes:
                 self.refuse(_head_too_large(self._limits.head_bytes))
-        elif self.phase == BODY and self._body_bytes != seen:
-            self.moved_s = monotonic()
         return rest
+
+    def restart_clock(self) -> None:
+        """The time until now was not the client's: count its slowness from here."""
+        self.moved_s = self._body_since_s = monotonic()
 
     def _parse(self, data: memoryview) -> bytes:
         """Run the parser over `data`, past every upgrade we decline; returns what follows another one."""
@@ -145,9 +161,9 @@ class RequestReader:
         self._target = b""
         self._hosts = 0
         self._head_bytes = 0
-        if self.phase != HEAD:  # pipelined behind another request in the same read
-            self.phase = HEAD
-            self.moved_s = monotonic()
+        self._head_raw = -self._shared_bytes
+        self.phase = HEAD
+        self.moved_s = monotonic()
 
     def on_url(self, url: bytes) -> None:
         if not self._replaying:
@@ -245,6 +261,7 @@ class RequestReader:
         pieces.clear()
         self._last_keeps_alive = request.keep_alive
         request.wire_bytes, self._wire_bytes = self._wire_bytes, 0
+        self._shared_bytes = self._read_bytes
         self.phase = IDLE
         self.moved_s = monotonic()
         self._sink.on_request(request, None)

@@ -40,13 +40,13 @@ class Relay(ABC):
         "_fed_before_s",
         "_heard",
         "_keep_alive",
-        "_paused",
         "bytes_out",
         "chunked",
         "client",
         "first_byte_s",
         "head_sent",
         "over",
+        "paused",
         "request",
         "sent_s",
         "status",
@@ -67,7 +67,7 @@ class Relay(ABC):
         self.sent_s = 0.0
         self.chunked = False
         self._keep_alive = request.keep_alive
-        self._paused = False
+        self.paused = False
         self._heard = -1
         self._fed_before_s = 0.0
 
@@ -102,6 +102,7 @@ class Relay(ABC):
         if not self.accept(status):
             return
         self.head_sent = True
+        self.request.body = b""  # it can not be sent again, and a generation can be long
         self.status = status
         own, lines = upstream.own, upstream.lines
         if own:
@@ -204,13 +205,13 @@ class Relay(ABC):
 
     def pause(self) -> None:
         """The client reads slowly: stall this request's upstream, and only it."""
-        self._paused = True
+        self.paused = True
         if self.upstream is not None:
             self.upstream.pause()
 
     def resume(self) -> None:
         """The client reads again."""
-        self._paused = False
+        self.paused = False
         if self.upstream is not None:
             self.upstream.resume()
 
@@ -228,7 +229,7 @@ class Relay(ABC):
                 self.failed(HEADER_TIMEOUT)
             return
         heard = upstream.heard + self.bytes_out  # a lane counts only what it passed on
-        if self._paused or heard != self._heard:
+        if self.paused or heard != self._heard:
             self._heard = heard
             self._fed_before_s = now_s
         elif now_s - self._fed_before_s > limits.stream_idle_s:

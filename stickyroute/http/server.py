@@ -15,6 +15,7 @@ from stickyroute.http.message import Request
 from stickyroute.http.sweeper import Sweeper
 
 _BACKLOG = 4096  # the kernel caps it at net.core.somaxconn
+_ABORT_S = 1.0  # TLS tells the end of a connection a few turns of the loop later
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -95,5 +96,9 @@ class Server:
         for connection in left:
             connection.abort()
         if left:
-            await asyncio.sleep(0)  # let the transports report their end, so that every exchange is accounted
+            try:
+                async with asyncio.timeout(_ABORT_S):  # until each reported its end and is accounted for
+                    await self._empty.wait()
+            except TimeoutError:
+                pass
         return len(left)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from stickyroute.clock import monotonic
 from stickyroute.http.lane import Lane
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ GARBAGE = "garbage"  # not HTTP
 
 _LF = 10
 
-# What a backend may send before the head of its reply is complete, 1xx replies included: the parser holds it all.
+# What a backend may send before the head of its reply is complete, 1xx replies included: it stays in memory.
 _HEAD_BYTES = 256 * 1024
 
 

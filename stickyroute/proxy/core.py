@@ -14,7 +14,7 @@ from stickyroute.errors import GatewayTimeout, NoBackend, NotFound, StickyrouteE
 from stickyroute.fleet import Fleet, Pool
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
-from stickyroute.http.pool import CONNECT_FAILURES
+from stickyroute.http.pool import CONNECT_FAILURES, NO_SOCKET
 from stickyroute.http.relay import COMPLETE, HEADER_TIMEOUT
 from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
 from stickyroute.metrics import Metrics
@@ -161,6 +161,8 @@ class Proxy:
             self._metrics.retries(failure)
             exchange.release()
             self._attempt(exchange)
+        elif failure == NO_SOCKET:
+            self._answer(exchange, NoBackend("no connection can be opened now", retry_after_s=1.0))
         elif failure in (BROKEN, GARBAGE):
             self._answer(exchange, UpstreamFailed("the backend broke off its reply"))
         elif failure == HEADER_TIMEOUT:
