@@ -36,7 +36,10 @@ _OUT = Path("bench-results")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `stickyroute bench` with `argv` (without "bench"); without a command, `replay`. Returns the exit code."""
+    """Run `stickyroute bench` with `argv` (without "bench") and return the exit code.
+
+    Without a command it is `replay`.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments.insert(0, "replay")
