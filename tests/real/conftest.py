@@ -12,10 +12,12 @@ import pytest
 
 from tests.cli.commands import Running
 from tests.support.real.engines import Engine, LlamaServer, build_tiny, fetch, llama_servers
+from tests.support.real.vllm import vllm_venv
 from tests.support.run_proxy import Samples
 
 LISTENING = r"listening on .*? \(port (\d+)\), admin on .* \(port (\d+)\)"
 NAMES = ("llama-a", "llama-b", "llama-c")  # the ring goes by names: users have the same homes in every run
+VLLM_NAMES = ("vllm-a", "vllm-b")
 E = TypeVar("E", bound=Engine)
 
 
@@ -73,3 +75,9 @@ def mortal_fleet(model: tuple[Path, Path], tmp_path: Path) -> Iterator[Served[Ll
     """The same, for one test that kills some of them."""
     with llama_servers(model[1], NAMES, tmp_path / "log") as engines, serve(engines) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def venv() -> Path:
+    """Where vLLM is installed; takes minutes the first time."""
+    return vllm_venv()

@@ -17,11 +17,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.real.conftest import Served, serve
+from tests.real.conftest import VLLM_NAMES, Served, serve
 from tests.real.test_llama_clients import prompt_of
 from tests.support.real.clients import (
     WAYS,
-    OpenAISync,
     Way,
     anthropic_client,
     async_openai_client,
@@ -29,18 +28,12 @@ from tests.support.real.clients import (
     way_id,
 )
 from tests.support.real.engines import MODEL, fetch, refuses, until
-from tests.support.real.vllm import BLOCK_TOKENS, QUEUED, RUNNING, VllmServer, vllm_servers, vllm_venv
+from tests.support.real.vllm import BLOCK_TOKENS, QUEUED, RUNNING, VllmServer, vllm_servers
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-NAMES = ("vllm-a", "vllm-b")
 LONG = 3_000  # tokens: several seconds of work
 GONE_S = 0.1
 Fleet = Served[VllmServer]
-
-
-@pytest.fixture(scope="module")
-def venv() -> Path:
-    return vllm_venv()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def fleet(venv: Path, model: tuple[Path, Path], tmp_path_factory: pytest.TempPat
     """Two servers behind one proxy, for tests that leave them alive."""
     folder = tmp_path_factory.mktemp("vllm")
     with (
-        vllm_servers(venv, model[0], NAMES, folder, f"--max-num-queued-reqs={QUEUED}") as engines,
+        vllm_servers(venv, model[0], VLLM_NAMES, folder, f"--max-num-queued-reqs={QUEUED}") as engines,
         serve(engines) as served,
     ):
         yield served
@@ -187,38 +180,3 @@ def test_a_proxy_that_is_told_to_stop_finishes_its_streams(fleet: Fleet) -> None
             last = list(chunks)[-1]
         assert last.usage.completion_tokens == 500
         assert proxy.process.process.wait(30) == 0
-
-
-def test_servers_that_end_in_the_midst_of_a_stream(
-    venv: Path, model: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """First the engine core of one is killed, then the other is told to stop."""
-    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "end"}], "max_tokens": LONG}
-    ask = OpenAISync().ask
-    with (
-        vllm_servers(venv, model[0], NAMES, tmp_path) as engines,
-        serve(engines) as served,
-        openai_client(served.url) as client,
-    ):
-        raw = client.chat.completions.with_raw_response.create(**asked, user="ann", stream=True)
-        victim = served.engine(raw.headers["x-stickyroute-backend"])
-        (survivor,) = [engine for engine in engines if engine is not victim]
-        stream = iter(raw.parse())
-        next(stream)
-        victim.kill_core()
-        with pytest.raises(openai.APIError, match="EngineCore"):
-            for _ in stream:
-                pass
-        victim.process.wait(60)
-        said = ask(served.url, prompt_of("ann"), user="ann")
-        assert (said.backend, said.reason) == (survivor.name, "failover")
-
-        chunks = iter(client.chat.completions.create(**asked, user="ann", stream=True))
-        next(chunks)
-        survivor.terminate()
-        ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
-        assert ends[-1] == "abort", "vLLM's own word for it, as it came"
-        survivor.process.wait(60)
-        with pytest.raises(openai.InternalServerError) as nobody:
-            client.chat.completions.create(**asked)
-        assert nobody.value.status_code == 503
