@@ -50,7 +50,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=list(DRIVERS), help="only this router; may be repeated"
     )
-    parser.add_argument("--no-pin", action="store_true", help="leave the choice of cores to the scheduler")
+    parser.add_argument("--pin", action="store_true", help="router on one core, fleet and load on another")
     parser.add_argument(
         "--spread", action="store_true", help="each stream ticks by itself, not at its engine's steps"
     )
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         drivers,
         repeats=repeats,
         scale=scale,
-        pin=not args.no_pin,
+        pin=args.pin,
         spread=args.spread,
         say=lambda line: print(line, file=sys.stderr),
     )
