@@ -1,4 +1,8 @@
-"""Two transports joined after a 101: bytes both ways, with backpressure, until either side ends."""
+"""Two transports joined after a 101: bytes both ways, with backpressure, until either side ends.
+
+No limit ends a silent tunnel; a side that does not take what it is sent is cut after `client_write_s`. It must
+be: while the other side is not read, nobody would notice that it left.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +16,38 @@ if TYPE_CHECKING:
 
 
 class _Half(asyncio.Protocol):
-    """What arrives on one side goes out on the other."""
+    """What arrives on the near side goes out on the far one."""
 
-    __slots__ = ("_far", "_near", "_tunnel")
+    __slots__ = ("_far", "_near", "_stalled", "_tunnel")
 
     def __init__(self, tunnel: Tunnel, near: asyncio.Transport, far: asyncio.Transport) -> None:
         self._tunnel = tunnel
         self._near = near
         self._far = far
+        self._stalled: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self._tunnel.relay.bytes_out += len(data)
         self._far.write(data)
 
     def pause_writing(self) -> None:
+        self._stalled = self._tunnel.cut_later(self._near)
         if not self._far.is_closing():
             self._far.pause_reading()
 
     def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
         if not self._far.is_closing():
             self._far.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
         self._far.close()
+        if self._far.get_write_buffer_size():
+            self._tunnel.cut_later(self._far)
         self._tunnel.closed()
 
 
@@ -66,6 +79,11 @@ class Tunnel:
             tunnel.closed()
         else:
             client_side.resume_reading()
+
+    def cut_later(self, side: asyncio.Transport) -> asyncio.TimerHandle:
+        """Drop a side at the limit for taking bytes, unless the timer is cancelled before."""
+        limit_s = self.relay.client.limits.client_write_s
+        return asyncio.get_running_loop().call_later(limit_s, side.abort)
 
     def closed(self) -> None:
         """One side is gone; the other is closing."""

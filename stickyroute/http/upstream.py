@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 from stickyroute.http.message import RESPONSE_OWN
 
 # Words for what can go wrong with an attempt; they are metric labels.
-STALE = "stale"  # a pooled connection closed before a byte of the reply: the backend never saw the request
+STALE = "stale"  # a pooled connection closed before a byte of the reply: hardly ever seen by the backend
 DROPPED = "dropped"  # a fresh connection closed before a byte of the reply
 BROKEN = "broken"  # closed inside the head or the body of the reply
 GARBAGE = "garbage"  # not HTTP

@@ -31,6 +31,7 @@ _UNREAD = Asked(None, False, None)
 _CREDENTIALS = (b"authorization", b"x-api-key")
 # A backend that answers so is full or starting up, and has not begun to work on the request.
 _BUSY = frozenset({429, 503})
+_NO_REPLY = "the backend closed the connection without a reply"
 
 
 class Proxy:
@@ -150,6 +151,7 @@ class Proxy:
         if failure == STALE:
             # The pooled connection had been closed at the other end; the backend itself may be well.
             self._metrics.retries(STALE)
+            exchange.may_have_run = True
             self._send(exchange, fresh=True)
             return
         self._metrics.upstream_failures(self._fleet.backends[exchange.slot].name, failure)
@@ -157,7 +159,11 @@ class Proxy:
             self._fleet.record_refused(exchange.slot, monotonic(), random.random())
             self._targets[exchange.slot].pool.close_idle()
             # Nothing was sent, so the next one is tried freely: each failure takes a backend out of the
-            # choice.
+            # choice. But where a pooled connection was dropped and now nobody listens, the request itself may
+            # have brought the backend down, and must not go round the whole fleet.
+            if exchange.may_have_run and exchange.attempts > self._retries_max:
+                self._answer(exchange, UpstreamFailed(_NO_REPLY))
+                return
             self._metrics.retries(failure)
             exchange.release()
             self._attempt(exchange)
@@ -169,7 +175,7 @@ class Proxy:
             # Never tried again for slowness alone: the engine may be running it.
             self._answer(exchange, GatewayTimeout("the backend did not begin to reply in time"))
         elif not self._again(exchange, failure):
-            self._answer(exchange, UpstreamFailed("the backend closed the connection without a reply"))
+            self._answer(exchange, UpstreamFailed(_NO_REPLY))
 
     def _again(self, exchange: Exchange, kind: str) -> bool:
         """Drop the attempt at hand for a further one, if limit, budget and fleet allow it."""

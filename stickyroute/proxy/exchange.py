@@ -44,9 +44,25 @@ class Core(Protocol):
 
 
 class Exchange(Relay):
-    """State of one proxied request. `slot` is the backend of the current attempt, -1 before the first."""
+    """State of one proxied request.
 
-    __slots__ = ("_core", "attempts", "keys", "lease", "model", "pool", "reason", "route", "slot", "tried")
+    `slot` is the backend of the current attempt, -1 before the first. `may_have_run`: a pooled connection was
+    dropped under it, most likely unseen by the backend.
+    """
+
+    __slots__ = (
+        "_core",
+        "attempts",
+        "keys",
+        "lease",
+        "may_have_run",
+        "model",
+        "pool",
+        "reason",
+        "route",
+        "slot",
+        "tried",
+    )
 
     def __init__(
         self,
@@ -66,6 +82,7 @@ class Exchange(Relay):
         self.keys = keys
         self.tried: list[int] = []
         self.attempts = 0
+        self.may_have_run = False
         self.lease: Lease | None = None
         self.slot = -1
         self.reason = ""

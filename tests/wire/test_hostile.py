@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import Call, PeerGone, Script, drop, echo, fakes, finish, held, raw
+from tests.support.fake_backend import Call, PeerGone, Script, drop, echo, fakes, finish, held, raw, reset
 from tests.support.raw_client import CHAT, RawClient, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy
 
@@ -259,6 +259,24 @@ async def test_a_backend_that_takes_connections_and_drops_idle_ones_at_once_is_n
         await proxy.settled()
 
 
+async def test_a_request_that_kills_whoever_runs_it_does_not_go_round_the_fleet() -> None:
+    # A pooled connection dropped, a fresh one refused: both were tried again freely, on one backend after another.
+    async def poisoned(call: Call) -> None:
+        await call.fake.die()
+        raise PeerGone
+
+    async with fakes(*"abcdef") as backends, run_proxy(backends, policy="round_robin") as proxy:
+        for _ in backends:
+            assert (await proxy.ask()).status == 200
+        assert [pool.idle for pool in proxy.app._pools] == [1] * 6
+        for fake in backends:
+            fake.requests.clear()
+            fake.on(CHAT, poisoned)
+        assert (await proxy.ask()).status == 502
+        assert sum(len(fake.requests) for fake in backends) == 3
+        await proxy.settled()
+
+
 async def test_our_own_want_of_sockets_is_not_held_against_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     # With no descriptor left, every backend was taken for unreachable, one after the other.
     async with fakes("a", "b") as (a, b), run_proxy([a, b]) as proxy:
@@ -330,3 +348,25 @@ async def test_a_prompt_is_not_kept_while_its_reply_streams() -> None:
         assert len(relay.request.body) == 0
         gate.set()
         assert (await client.body(head)).body == b"data: 1\n\n"
+
+
+async def test_a_tunnel_does_not_wait_for_ever_for_a_side_that_does_not_read() -> None:
+    # Nor was it noticed that the other side had left: while one side stalls, the other is not read.
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+
+    async def agree(call: Call) -> None:
+        call.connection.transport.pause_reading()
+        await call.send(b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        await call.fake.until(lambda: False, timeout_s=600)
+
+    async with fakes() as fake, run_proxy([fake], timeouts={"client_write_s": 0.2}) as proxy:
+        fake.on("/v1/realtime", agree)
+        client = await proxy.client()
+        client.send(request(method="GET", path="/v1/realtime?model=m", headers=headers))
+        assert (await client.head(method="GET")).status == 101
+        upstream = connection_of(proxy)._transport.get_protocol()._far
+        client.send(b"x" * 16 * MIB)
+        await until(lambda: upstream.get_write_buffer_size())
+        reset(client.transport)
+        await until(lambda: upstream.is_closing() and not upstream.get_write_buffer_size())
+        await proxy.settled()
