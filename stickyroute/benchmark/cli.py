@@ -263,7 +263,7 @@ async def _run_http(flags: argparse.Namespace) -> int:
     progress.done(f"{count} answers in {loaded.duration_s:.0f} s")
     run = Run(
         flags.workload, flags.url, flags.seed, loaded.duration_s, loaded.rows, gained, loaded.samples,
-        loaded.lateness, how="http", rate=workload.rate, arrivals_s=workload.seconds,
+        loaded.lateness, how="http", rate=workload.rate,
     )  # fmt: skip
     source = (
         "hit rate by the engines' counters"

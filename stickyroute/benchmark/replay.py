@@ -235,7 +235,6 @@ class Replay:
             samples=self._samples,
             replicas=len(choosers),
             rate=self._workload.rate,
-            arrivals_s=self._workload.seconds,
             wall_s=monotonic() - began_s,
         )
 

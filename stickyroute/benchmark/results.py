@@ -74,7 +74,8 @@ class Lateness:
 
 @dataclass(slots=True)
 class Run:
-    """One workload once through one policy or router."""
+    """One workload once through one policy or router. `arrivals_s` is how long requests came, 0 for up to
+    the last."""
 
     workload: str
     policy: str
@@ -216,7 +217,7 @@ def summarize(run: Run, slo_ttft_s: float = 1.0, gpu_s_per_token: float = 0.0) -
         computed_tokens=queries - hits,
         gpu_s=sum(gpu) if len(gpu) == len(run.engines) and gpu and not refused else None,
         prefill_gpu_s=(queries - hits) * gpu_s_per_token if not refused else math.nan,
-        arrivals_s=run.arrivals_s or run.duration_s,
+        arrivals_s=run.arrivals_s or max((row.at_s for row in run.rows), default=0.0),
         shares=tuple(count / total if total else 0.0 for count in requests),
         imbalance=max(requests) * len(requests) / total if total else math.nan,
         preemptions=sum(engine.preemptions for engine in run.engines),

@@ -78,9 +78,10 @@ class Group:
 
     @property
     def baseline(self) -> str:
-        """Round-robin under whatever name it was run, else the first."""
+        """Round-robin under whatever name it was run, of several one that has figures; else the first."""
         names = [name for name in self.by_policy if BASELINE in name]
-        return names[0] if names else next(iter(self.by_policy))
+        valid = [name for name in names if not all(run.refused for run in self.by_policy[name])]
+        return next(iter([*valid, *names, *self.by_policy]))
 
     def saved(self, policy: str, gpu_hour_usd: float) -> tuple[float, float]:
         """Against the baseline, for a day of this traffic: GPU hours of prefill, and dollars."""
