@@ -281,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._transport.is_closing():  # it still waits for the client to take the last bytes
             if now_s - self._idle_since_s > limits.client_write_s:
                 self._transport.abort()
-        elif now_s - self._idle_since_s > limits.client_idle_s:
+        elif now_s - self._idle_since_s > limits.client_idle_s and not self._stalled_s:
             self._idle_since_s = now_s
             self._transport.close()
 

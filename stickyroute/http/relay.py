@@ -51,6 +51,7 @@ class Relay(ABC):
         "sent_s",
         "status",
         "streams",
+        "unwanted",
         "upstream",
     )
 
@@ -62,6 +63,7 @@ class Relay(ABC):
         self.over = False
         self.status = 0
         self.streams = False
+        self.unwanted: frozenset[bytes] = frozenset()  # response fields (lower case) that are not passed on
         self.bytes_out = 0
         self.first_byte_s = 0.0
         self.sent_s = 0.0
@@ -105,6 +107,8 @@ class Relay(ABC):
         self.request.body = b""  # it can not be sent again, and a generation can be long
         self.status = status
         own, lines = upstream.own, upstream.lines
+        if self.unwanted:
+            lines = without(lines, self.unwanted)
         if own:
             connection = own.get(b"connection")
             if connection is not None and (names := nominated(connection)):

@@ -201,7 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_ready = self._in_body = True
             own = self.own
             if relay.request.method == b"HEAD":
-                self._done = True  # llhttp cannot know; whatever follows belongs to no one
+                self._done = self._extra = True  # llhttp cannot know; whatever follows belongs to no one
             elif b"content-length" not in own and status not in (204, 304):
                 coding = own.get(b"transfer-encoding")
                 self._eof_ends_body = coding is None or not coding.lower().endswith(b"chunked")

@@ -21,7 +21,7 @@ from stickyroute.metrics import Metrics
 from stickyroute.openai.request import Asked, parse
 from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.proxy.exchange import Exchange, Target
-from stickyroute.proxy.front import Front, problem_body, problem_lines
+from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.retry import RetryBudget
 from stickyroute.routing.router import Router
@@ -86,6 +86,8 @@ class Proxy:
             self._front.refuse(client, request, problem, route)
             return
         exchange = client.relay = Exchange(self, client, request, route, asked.model, pool, keys)
+        if self._front.allow_origins:
+            exchange.unwanted = CORS_FIELDS  # engines allow any origin by default; two answers are none
         self.in_flight += 1
         self._budget.record_request()
         self._attempt(exchange)

@@ -21,6 +21,8 @@ from stickyroute.openai.models import merge_models
 from stickyroute.openai.routes import Route, RouteTable, Shape
 
 _JSON = b"content-type: application/json\r\n"
+# What decides whether a browser may read a reply: ours to say, once origins are configured.
+CORS_FIELDS = frozenset({b"access-control-allow-origin", b"access-control-allow-credentials"})
 _LOCAL = frozenset({Shape.HEALTH, Shape.MODELS, Shape.MODEL})
 
 

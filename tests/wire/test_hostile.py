@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import Call, PeerGone, Script, drop, echo, fakes, finish, held, raw, reset
+from tests.support.fake_backend import (
+    Call,
+    PeerGone,
+    Script,
+    drop,
+    echo,
+    fakes,
+    finish,
+    held,
+    raw,
+    reply,
+    reset,
+)
 from tests.support.raw_client import CHAT, RawClient, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy
 
@@ -212,15 +224,16 @@ async def test_the_wait_for_an_earlier_reply_is_not_the_client_s_slowness() -> N
 async def test_a_client_that_never_takes_the_last_bytes_is_dropped_at_the_limit() -> None:
     # Closing waited for ever for what is under the transport's high-water mark.
     async def leave_little(call: Call) -> None:
-        await call.start(200, framing="length", length=4 * MIB)
+        await call.start(200, framing="length", length=64 * MIB)
         sent = 0
-        while sent < 4 * MIB:  # until something stays in the proxy's transport, then just the rest
+        while sent < 32 * MIB:  # until something stays in the proxy's transport, then just the rest
             await call.send(b"x" * 4096)
             sent += 4096
             await asyncio.sleep(0)
             if connections[0].queued_bytes():
                 break
         call.fake.sent_bytes = -sent
+        call.fake.changed()
         await call.gone.wait()
         raise PeerGone
 
@@ -248,6 +261,35 @@ async def test_noise_after_a_reply_spoils_no_pooled_connection() -> None:
         assert (await proxy.ask()).body == b"{}"
         for _ in range(3):
             assert (await proxy.ask()).status == 200
+
+
+async def test_a_body_after_a_reply_to_head_is_no_answer_to_anybody() -> None:
+    # Its bytes went to the client, in front of the next reply.
+    async with (
+        fakes() as fake,
+        run_proxy([fake], extra_routes=["HEAD /probe"]) as proxy,
+        await proxy.client() as client,
+    ):
+        fake.on("/probe", raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", then="keep"))
+        for _ in range(3):
+            asked = request(method="HEAD", path="/probe")
+            assert (await client.ask(asked, method="HEAD")).get("content-length") == "5"
+        assert (await client.ask(HEALTH, method="GET")).status == 200
+
+
+async def test_what_a_backend_allows_browsers_gives_way_to_the_configured_origins() -> None:
+    # vLLM answers `*` by itself: with ours beside it, a browser refused both, and any other origin was let in.
+    fields = [("Access-Control-Allow-Origin", "*"), ("Access-Control-Allow-Credentials", "true")]
+    async with fakes() as fake:
+        fake.on(CHAT, reply(200, fields=fields))
+        async with run_proxy([fake], cors={"allow_origins": ["https://ours"]}) as proxy:
+            answer = await proxy.ask(headers={"Origin": "https://ours"})
+            assert answer.all("access-control-allow-origin") == ["https://ours"]
+            answer = await proxy.ask(headers={"Origin": "https://other"})
+            assert answer.all("access-control-allow-origin") == []
+            assert answer.all("access-control-allow-credentials") == []
+        async with run_proxy([fake]) as proxy:  # nothing configured: the backend's word passes
+            assert (await proxy.ask()).get("access-control-allow-origin") == "*"
 
 
 async def test_a_backend_that_takes_connections_and_drops_idle_ones_at_once_is_not_asked_for_ever() -> None:
