@@ -16,6 +16,16 @@ settings.register_profile("quick", settings.get_profile("ci"), max_examples=30)
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000, derandomize=False)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """The whole suite uses the cores there are, up to four; files that were named run in this process.
+
+    Much of the suite is waiting, so two workers pay on one core too.
+    """
+    if config.args != config.getini("testpaths"):
+        return 0
+    return min(4, max(2, len(os.sched_getaffinity(0))))
+
+
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop the product runs on."""
     return {"uvloop": uvloop.new_event_loop}
