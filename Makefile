@@ -4,6 +4,7 @@
 #   make test        the tests, with real llama.cpp engines behind the proxy
 #   make check       what CI runs: format, lint, types, import floors, and `make test`
 #   make bench       routing policies on simulated engines: a table and an HTML page
+#   make test-slow   soaks of minutes, and every law tried on thousands of random examples; not in CI
 #   make test-real   the same promises in front of real vLLM servers (minutes, gigabytes; not in CI)
 #   make clean       forget .venv and every cache
 
@@ -13,11 +14,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test check lint format bench test-real clean venv
+.PHONY: demo test check lint format bench test-slow test-real clean venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-core
 	$(BIN)/stickyroute demo $(ARGS)
+
+# Tests start many processes of ours; where no bytecode is kept, each would compile every module again.
+test test-slow test-real: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.with-test
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -37,6 +41,9 @@ format: $(VENV)/.with-test,dev
 
 bench: $(VENV)/.with-core
 	$(BIN)/stickyroute bench $(ARGS)
+
+test-slow: $(VENV)/.with-test
+	$(BIN)/pytest -n 0 -m "slow or (hypothesis and not real)" --timeout 900 --hypothesis-profile=thorough $(PYTEST_ARGS)
 
 test-real: $(VENV)/.with-test
 	$(BIN)/pytest -m real --timeout 900 tests/real tests/simulator $(PYTEST_ARGS)

@@ -38,6 +38,9 @@ class Transport:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def resume_reading(self) -> None:
+        """Nothing here pauses."""
+
     def abort(self) -> None:
         self.aborted = True
 

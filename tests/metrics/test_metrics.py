@@ -214,10 +214,11 @@ def test_engines_that_list_very_many_models_share_other() -> None:
     metrics = metrics_of(FakeFleet(models=names))
     for name in names:
         record(metrics, pool=name)
-    pools = {dict(labels)["pool"] for labels in scrape(metrics, "stickyroute_requests_total")}
+    requests = scrape(metrics, "stickyroute_requests_total")
+    pools = {dict(labels)["pool"] for labels in requests}
     assert len(pools) == counters.MAX_POOLS + 1
     assert counters.OTHER in pools
-    assert sum(scrape(metrics, "stickyroute_requests_total").values()) == len(names)
+    assert sum(requests.values()) == len(names)
 
 
 def test_odd_status_codes_share_a_class() -> None:
