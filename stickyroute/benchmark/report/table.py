@@ -88,4 +88,6 @@ def times(ratio: float) -> str:
     """How many times as good."""
     if math.isnan(ratio):
         return "-"
+    if ratio < 0.095:
+        return f"{ratio:.1g}x"
     return f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.0f}x"
