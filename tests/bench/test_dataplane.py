@@ -1,6 +1,7 @@
 """The cost rig: the fake fleet answers what routers probe, and a round runs from end to end."""
 
 import asyncio
+import http.client
 import json
 import os
 import sys
@@ -288,3 +289,23 @@ def test_a_slice_with_errors_gives_no_number() -> None:
     samples.add("unary_1k", {"failed": "TimeoutError()"})
     assert samples.good("unary_1k") == []
     assert len(samples.failures) == 3
+
+
+def test_stickyroute_runs_from_its_launcher_until_standard_input_closes() -> None:
+    with rig.child("bench.dataplane.fleet", ["--engines", "2"], None) as fleet:
+        backends = [f"--backend=http://127.0.0.1:{port}" for port in fleet.hear()["ports"]]
+        launcher = rig.Child("bench.drivers", ["stickyroute", *backends], None)
+        try:
+            ready = launcher.hear()
+            assert ready["label"].endswith(", bounded_ring")
+            assert len(ready["pids"]) == 1
+            connection = http.client.HTTPConnection("127.0.0.1", ready["port"], timeout=30)
+            connection.request("POST", "/v1/chat/completions", chat("[tokens=3 every_ms=1]", stream=True))
+            reply = connection.getresponse()
+            assert reply.read().count(b"data: ") == 4
+            assert reply.headers["x-request-id"]
+            connection.close()
+        finally:
+            launcher.stop()
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection("127.0.0.1", ready["port"], timeout=30).connect()
