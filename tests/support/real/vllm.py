@@ -18,6 +18,7 @@ from tests.cli.commands import ROOT, free_port
 from tests.support.real.engines import MODEL, Engine
 
 INSTALL = Path(__file__).with_name("install_vllm.sh")
+GIVEN_VENV = os.environ.get("STICKYROUTE_VLLM_VENV")  # read now: during tests no variable of ours is set
 START_S = 600  # 25 s on an idle machine
 BLOCK_TOKENS = 32
 BLOCKS = 140  # a prefix cache of 4,480 tokens, so that eviction is within a test's reach
@@ -60,9 +61,8 @@ class VllmServer(Engine):
 
 def vllm_venv() -> Path:
     """The venv to use: $STICKYROUTE_VLLM_VENV, else .cache/venv-vllm; installed when nothing is there."""
-    given = os.environ.get("STICKYROUTE_VLLM_VENV")
-    venv = Path(given) if given else ROOT / ".cache" / "venv-vllm"
-    if not (venv / ("bin/vllm" if given else ".complete")).exists():
+    venv = Path(GIVEN_VENV) if GIVEN_VENV else ROOT / ".cache" / "venv-vllm"
+    if not (venv / ("bin/vllm" if GIVEN_VENV else ".complete")).exists():
         subprocess.run(["bash", str(INSTALL), str(venv)], check=True)
     return venv
 
