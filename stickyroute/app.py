@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random
 import signal
 import ssl
@@ -102,7 +103,10 @@ class App:
             await self._watch.first_round(_FIRST_ROUND_S)
             sweeper.start()
             host, port = settings.listen_address
-            self.port = await server.listen(host, port, listener_tls)
+            try:
+                self.port = await server.listen(host, port, listener_tls)
+            except OSError as exc:
+                raise _not_opened("listen", settings.listen, exc) from exc
         except BaseException:
             await self.stop(0.0)
             raise
@@ -135,7 +139,10 @@ class App:
         await runner.setup()
         self._admin = runner
         host, port = self.settings.admin_address
-        await web.TCPSite(runner, host, port).start()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as exc:
+            raise _not_opened("admin_listen", self.settings.admin_listen, exc) from exc
         self.admin_port = int(runner.addresses[0][1])
 
     def _target(self, loop: asyncio.AbstractEventLoop, spec: BackendSpec, limits: Limits) -> Target:
@@ -197,6 +204,13 @@ async def _serve(settings: Settings) -> int:
     else:
         log.info("stopped")
     return 0
+
+
+def _not_opened(setting: str, address: str, exc: OSError) -> OSError:
+    """Why a port could not be opened, in the operator's words: asyncio's name a socket, not the setting."""
+    # A name that cannot be resolved has a negative number of getaddrinfo's and a text of its own.
+    why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror or str(exc)
+    return OSError(f"{setting}: {address} cannot be opened: {why}")
 
 
 def _spec(backend: BackendSettings) -> BackendSpec:

@@ -119,9 +119,8 @@ class Front:
     ) -> None:
         template = route.template if route is not None else ""
         duration_s = monotonic() - request.started_s
-        self._metrics.record(
-            "", "", template, status, "local", None, duration_s, request.wire_bytes, len(body)
-        )
+        sent = 0 if request.method == b"HEAD" else len(body)
+        self._metrics.record("", "", template, status, "local", None, duration_s, request.wire_bytes, sent)
         if self._access_log is not None:
             self._access_log.write(
                 request_id=request.request_id,
@@ -138,7 +137,7 @@ class Front:
                 ttft_s=None,
                 duration_s=duration_s,
                 bytes_in=request.wire_bytes,
-                bytes_out=len(body),
+                bytes_out=sent,
                 end=COMPLETE,
             )
         lines += b"x-request-id: %b\r\n" % request.request_id + self.cors(request)

@@ -75,7 +75,9 @@ async def test_b48_head_works_where_get_does() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
         for path in ("/v1/models", "/health", "/v1/models/m"):
             got = await client.ask(request(method="GET", path=path), method="GET")
+            sent = (await proxy.metrics()).sum("stickyroute_sent_bytes_total")
             head = await client.ask(request(method="HEAD", path=path), method="HEAD")
+            assert (await proxy.metrics()).sum("stickyroute_sent_bytes_total") == sent
             assert (got.status, head.status) == (200, 200)
             assert head.body == b""
             assert head.get("content-length") in (None, got.get("content-length"))
