@@ -247,7 +247,12 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def shut(self) -> None:
-        """Graceful shutdown: close now if nothing is due or under way, else after the reply that is."""
+        """Graceful shutdown: close now if nothing is due or under way, else after the reply that is.
+
+        A tunnel may go on until the limit: whether it is idle only its ends know.
+        """
+        if self._tunnel_abort is not None:
+            return
         if self.relay is not None or self._pending:
             self.closing = True
         elif self._reader.phase == IDLE:

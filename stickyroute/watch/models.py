@@ -9,6 +9,7 @@ inference.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import ssl
@@ -34,6 +35,8 @@ REPLY_BYTES = 1024 * 1024
 RETRY_TICK_S = 0.1
 """How often the fleet's backoff is looked at; it starts at 0.25 s."""
 JITTER = 0.1
+_OUR_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a machine that has no descriptor, port or memory left: they say nothing about a backend."""
 
 
 class ModelsWatch:
@@ -119,7 +122,8 @@ class ModelsWatch:
                 body = await _read_bounded(reply)
                 status = reply.status
         except aiohttp.ClientConnectorError as error:
-            self._failed(question, f"cannot be reached: {error.os_error}", refused=True)
+            refused = error.os_error.errno not in _OUR_WANT
+            self._failed(question, f"cannot be reached: {error.os_error}", refused=refused)
         except TimeoutError:
             self._failed(question, "no answer in time")
         except aiohttp.ClientError as error:

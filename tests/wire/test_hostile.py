@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.support.fake_backend import (
@@ -348,6 +350,21 @@ async def test_our_own_want_of_sockets_is_not_held_against_a_backend(monkeypatch
             assert (await client.ask(request())).status == 200
 
 
+@pytest.mark.parametrize(("number", "available"), [(errno.EMFILE, 1), (errno.ECONNREFUSED, 0)])
+async def test_a_probe_that_finds_no_descriptor_says_nothing_of_a_backend(
+    number: int, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fakes() as fake, run_proxy([fake], models_interval_s=600) as proxy:
+        watch: Any = proxy.app._watch
+
+        def none_left(*_: object, **__: object) -> None:
+            raise aiohttp.ClientConnectorError(SimpleNamespace(), OSError(number, "no"))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(watch._session, "get", none_left)
+        await watch._ask(watch._questions[0], watch._session)
+        assert list(proxy.app.fleet.available) == [available]
+
+
 async def test_backends_that_reset_what_they_accepted_leave_nothing_behind() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
         pool = proxy.app._pools[0]
@@ -412,3 +429,25 @@ async def test_a_tunnel_does_not_wait_for_ever_for_a_side_that_does_not_read() -
         reset(client.transport)
         await until(lambda: upstream.is_closing() and not upstream.get_write_buffer_size())
         await proxy.settled()
+
+
+async def test_a_tunnel_may_go_on_until_the_limit_of_a_graceful_stop() -> None:
+    # It was closed at once, as if it were an idle connection.
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+
+    async def agree(call: Call) -> None:
+        await call.send(b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        call.method = "UPGRADED"
+
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        fake.on("/v1/realtime", agree)
+        client = await proxy.client()
+        client.send(request(method="GET", path="/v1/realtime?model=m", headers=headers))
+        assert (await client.head(method="GET")).status == 101
+        stopping = asyncio.create_task(proxy.app.stop(60))
+        await until(lambda: proxy.app._server and proxy.app._server.stopping)
+        client.send(b"last words")
+        await fake.until(lambda: fake.tunnelled == b"last words")
+        assert not client.ended.is_set()
+        client.close()
+        assert await stopping == 0
