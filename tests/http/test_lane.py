@@ -134,7 +134,7 @@ def relayed(wire: bytes, cuts: list[int], rand: random.Random) -> tuple[bytes, E
         return bytes(client.got), exchange, transport.protocol is connection
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     chunks=st.lists(st.binary(min_size=1, max_size=300) | st.sampled_from(TRICKY), min_size=1, max_size=12),
     cuts=st.lists(st.integers(0, 3000), max_size=30),

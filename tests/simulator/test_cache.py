@@ -140,7 +140,7 @@ def test_what_was_used_again_is_passed_over_however_often():
     assert cache.resident() == {1, 3, 4, 5, 6}
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.booleans()), max_size=60))
 def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operations):
     cache = BlockCache(blocks=24, block_size=4)
@@ -163,7 +163,7 @@ def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operatio
     assert cache.usage == 0.0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 26), st.sampled_from(["keep", "finish", "clear"])),

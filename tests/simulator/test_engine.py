@@ -180,7 +180,7 @@ def test_a_slowed_engine_takes_longer():
     assert times(engine) == [(6.0, 1, 1)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -123,7 +123,7 @@ def test_an_engine_runs_on_it():
     assert engine.cache.usage == 0.0
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.text(alphabet="ab", min_size=1, max_size=12), st.booleans()), max_size=50))
 def test_no_token_is_lost(operations):
     cache = RadixCache(30)
