@@ -66,6 +66,13 @@ async def kill_under_load(
     return seen
 
 
+async def written_down(*processes: FakeProcess) -> None:
+    """A client may have the last byte before its backend has written that down; wait for that."""
+    async with asyncio.timeout(10):
+        while any(set(process.begun) - set(process.ended) for process in processes):
+            await asyncio.sleep(0.01)
+
+
 async def test_nothing_is_lost_or_run_twice_when_a_backend_is_killed_under_load(tmp_path: Path) -> None:
     async with (
         fake_process("a", tmp_path) as a,
@@ -78,9 +85,11 @@ async def test_nothing_is_lost_or_run_twice_when_a_backend_is_killed_under_load(
         assert seen.other == []
         assert len(seen.well) + len(seen.cut) == count
         assert set(seen.cut) <= set(a.begun)  # only what had begun on the dead one was cut, and visibly
+        await written_down(b, c)
         ended = Counter(a.ended + b.ended + c.ended)
         assert max(ended.values()) == 1  # nothing was done twice
-        assert set(seen.well) <= set(ended)  # and nothing was answered that was not done
+        # And nothing was answered that was not done; the dead one may not have come to write down its last.
+        assert set(seen.well) <= set(a.begun + b.ended + c.ended)
         assert not set(seen.cut) & set(b.begun + c.begun)  # a stream that had begun was not begun again
         begun = Counter(a.begun + b.begun + c.begun)
         assert {name for name, times in begun.items() if times > 1} <= set(a.begun) - set(a.ended)
