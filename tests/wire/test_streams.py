@@ -96,6 +96,30 @@ async def test_a_stalled_stream_goes_on_where_it_stopped_with_nothing_lost() -> 
         client.close()
 
 
+async def test_small_events_fill_a_stalled_client_s_socket_with_nothing_lost_or_doubled() -> None:
+    """One event a read on the way in; somewhere in the middle the socket takes only a part of one."""
+    count = 3000
+    parts = [b"data: %06d %b\n\n" % (i, b"x" * 3900) for i in range(count)]
+
+    async def one_by_one(call: Call) -> None:
+        await call.start(200, [("Content-Type", "text/event-stream")])
+        for part in parts:
+            await call.piece(part)
+            await asyncio.sleep(0)
+        await call.end()
+
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        fake.on(CHAT, one_by_one)
+        client = await proxy.client(rcvbuf=65_536)
+        client.stop_reading()
+        client.send(request(ASK))
+        await fake.arrived()
+        assert await _stands_still(lambda: fake.sent_bytes) < count * 3900
+        client.read_again()
+        assert (await client.response()).body == b"".join(parts)
+        client.close()
+
+
 async def test_a_client_that_pipelines_without_end_is_not_read_without_end() -> None:
     async with (
         fakes() as fake,
