@@ -7,7 +7,7 @@ Two protocol objects meet in one `Relay`: what the backend's socket yields is wr
 transport in the same callback, without a task, a queue or a second look at the bytes. Only the first
 connection to a backend needs a task; everything else happens inside `data_received`.
 
-A streamed token, the commonest thing here, takes an even shorter way: `lane` passes on whole chunks as they are.
+A streamed token, the commonest thing here, takes a shorter way: `lane` passes whole chunks on as they are.
 
 Two rules. A request is whole before anything of it is forwarded, so an attempt can be repeated and framing
 can not be ambiguous. A response is never held back, so nothing of it can be repeated once its head went out.
