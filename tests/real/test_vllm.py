@@ -21,6 +21,7 @@ from tests.real.conftest import VLLM_NAMES, Served, serve
 from tests.real.test_llama_clients import prompt_of
 from tests.support.real.clients import (
     WAYS,
+    OpenAISync,
     Way,
     anthropic_client,
     async_openai_client,
@@ -44,6 +45,8 @@ def fleet(venv: Path, model: tuple[Path, Path], tmp_path_factory: pytest.TempPat
         vllm_servers(venv, model[0], VLLM_NAMES, folder, f"--max-num-queued-reqs={QUEUED}") as engines,
         serve(engines) as served,
     ):
+        for engine in engines:  # the first request of a fresh vLLM takes seconds
+            OpenAISync().ask(engine.url, "warm up", user="nobody")
         yield served
 
 
@@ -88,14 +91,18 @@ def leave(fleet: Fleet, body: str) -> float:
     if json.loads(body)["stream"]:
         answer = connection.getresponse()
         assert answer.read(20)
-    until(lambda: any(engine.running for engine in fleet.engines), "it has begun")
-    (engine,) = [engine for engine in fleet.engines if engine.running]
+    found: list[VllmServer] = []
+    until(lambda: found.extend(e for e in fleet.engines if e.running) or found, "it has begun")
+    engine = found[0]
+    completed_before = engine.completed
     left_s = time.monotonic()
     if answer is not None:
         answer.close()
     connection.close()
     until(lambda: engine.running == 0, "the engine stopped")
-    return time.monotonic() - left_s
+    took_s = time.monotonic() - left_s
+    assert engine.completed == completed_before, "it was stopped, and did not just come to its end"
+    return took_s
 
 
 async def test_what_a_full_engine_refuses_is_served_by_the_other(fleet: Fleet) -> None:

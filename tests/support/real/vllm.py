@@ -41,6 +41,11 @@ class VllmServer(Engine):
         return int(self.metrics().sum("vllm:num_requests_waiting"))
 
     @property
+    def completed(self) -> int:
+        """Requests that came to their last token so far. (vLLM counts no abort of a client that left.)"""
+        return int(self.metrics().sum("vllm:request_success_total", finished_reason="length"))
+
+    @property
     def hits(self) -> int:
         """Prompt tokens taken from the prefix cache so far."""
         return int(self.metrics().sum("vllm:prefix_cache_hits_total"))
