@@ -204,11 +204,16 @@ def _as_json(line: _Line) -> bytes:
 
 
 def _as_text(line: _Line) -> bytes:
-    pairs = [
-        f"{name}={_quoted(value) if isinstance(value, str) else '-' if value is None else value}"
-        for name, value in _fields(line).items()
-    ]
-    return " ".join(pairs).encode() + b"\n"
+    return " ".join([f"{name}={_plain(value)}" for name, value in _fields(line).items()]).encode() + b"\n"
+
+
+def _plain(value: _Value) -> str:
+    """A time keeps its microseconds as digits: 9.8e-05 is nothing for grep, awk or eyes."""
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return "-" if value is None else str(value)
 
 
 @lru_cache(maxsize=512)

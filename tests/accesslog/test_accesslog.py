@@ -76,7 +76,18 @@ def test_text_line_says_the_same_in_the_same_order(tmp_path: Path) -> None:
     said = json.loads(as_json)
     assert [name for name, _ in pairs] == list(said)
     for name, value in pairs[1:]:
-        assert value == ("-" if said[name] is None else str(said[name]))
+        if isinstance(said[name], float):
+            assert float(value) == said[name]
+        else:
+            assert value == ("-" if said[name] is None else str(said[name]))
+
+
+def test_text_times_are_digits_down_to_the_microsecond(tmp_path: Path) -> None:
+    line, long = write_all(
+        "text", tmp_path / "log", {"duration_s": 0.0000981, "ttft_s": 4e-7}, {"duration_s": 86_400.0}
+    )
+    assert " ttft_s=0.000000 duration_s=0.000098 " in line
+    assert " duration_s=86400.000000 " in long
 
 
 def test_absent_values_are_a_dash_and_a_dash_is_quoted(tmp_path: Path) -> None:
