@@ -147,7 +147,7 @@ class ModelsWatch:
         self._fleet.record_reachable(slot)
         rows = _model_rows(body) if status == 200 else None
         if rows is None:
-            question.say(f"reachable, but its models are unknown: no list of models came with its {status}")
+            question.say(f"reachable, but {_unlisted(question.backend.spec, status)}")
             return
         self._fleet.record_models(slot, rows)
         question.say("reachable")
@@ -204,6 +204,14 @@ async def _read_bounded(reply: aiohttp.ClientResponse) -> bytes | None:
         if len(body) > REPLY_BYTES:
             return None
     return bytes(body)
+
+
+def _unlisted(spec: BackendSpec, status: int) -> str:
+    """What an answer without a list of models means, in the operator's words."""
+    told = f"answers {status} to /v1/models" if status != 200 else "its /v1/models is no list of models"
+    if spec.models is not None:
+        return f"{told}: its models are those of the configuration"
+    return f"{told}: its models stay as they were (any, if it never listed them)"
 
 
 def _model_rows(body: bytes | None) -> list[dict[str, Any]] | None:

@@ -354,10 +354,29 @@ async def test_a_state_is_logged_once_however_often_it_is_seen(caplog: pytest.Lo
         bad = False
         await until(lambda: len(running.asked) >= 10)
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "backend a: reachable, but its models are unknown: no list of models came with its 401"),
+        (
+            "WARNING",
+            "backend a: reachable, but answers 401 to /v1/models: its models stay as they were (any, if it never "
+            + "listed them)",
+        ),
         ("INFO", "backend a: reachable"),
     ]
     assert "secret-key" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("configured", "status", "told"),
+    [
+        (("m",), 404, "answers 404 to /v1/models: its models are those of the configuration"),
+        (None, 200, "its /v1/models is no list of models: its models stay as they were"),
+    ],
+)
+async def test_an_answer_without_a_list_says_what_that_means(
+    configured: tuple[str, ...] | None, status: int, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine(fixed(b'{"error": "no"}', status)) as running:
+        await ask_once(spec("a", running.port, models=configured))
+    assert caplog.records[0].message.startswith(f"backend a: reachable, but {told}")
 
 
 async def test_a_backend_that_stays_down_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
