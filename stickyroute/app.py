@@ -57,6 +57,7 @@ class App:
         self._sweeper: Sweeper | None = None
         self._watch: ModelsWatch | None = None
         self._admin: web.AppRunner | None = None
+        self._stopping = False
 
     async def start(self) -> None:
         """Open the admin port, ask the backends for their models (briefly), then open the public port.
@@ -117,6 +118,7 @@ class App:
 
         Returns how many connections had to be cut.
         """
+        self._stopping = True
         dropped = 0
         if self._server is not None:
             dropped = await self._server.shut_down(
@@ -135,7 +137,9 @@ class App:
         return dropped
 
     async def _open_admin(self) -> None:
-        runner = web.AppRunner(build_admin(self.fleet, self.metrics, self.settings), access_log=None)
+        runner = web.AppRunner(
+            build_admin(self.fleet, self.metrics, self.settings, lambda: self._stopping), access_log=None
+        )
         await runner.setup()
         self._admin = runner
         host, port = self.settings.admin_address

@@ -29,9 +29,14 @@ _OPENMETRICS_END = b"# EOF\n"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_admin(fleet: Fleet, metrics: Metrics, settings: Settings) -> web.Application:
-    """The admin application; `uptime_s` of /fleet counts from this call."""
-    views = _Views(fleet, metrics, settings)
+def build_admin(
+    fleet: Fleet, metrics: Metrics, settings: Settings, is_stopping: Callable[[], bool] = lambda: False
+) -> web.Application:
+    """The admin application; `uptime_s` of /fleet counts from this call.
+
+    `is_stopping` tells whether the process has begun to stop, from when on it is not ready.
+    """
+    views = _Views(fleet, metrics, settings, is_stopping)
     app = web.Application(middlewares=[_json_errors])
     app.router.add_get("/healthz", views.healthz)
     app.router.add_get("/readyz", views.readyz)
@@ -51,10 +56,13 @@ class _One(Collector):
 
 
 class _Views:
-    def __init__(self, fleet: Fleet, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self, fleet: Fleet, metrics: Metrics, settings: Settings, is_stopping: Callable[[], bool]
+    ) -> None:
         self._fleet = fleet
         self._metrics = metrics
         self._settings = settings
+        self._is_stopping = is_stopping
         self._started_s = monotonic()
 
     async def healthz(self, request: web.Request) -> web.Response:
@@ -62,15 +70,14 @@ class _Views:
         return _json({"status": "ok"})
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 while one backend at least is available, else 503: for readiness probes."""
+        """200 while one backend at least is available and nothing stops, else 503: for readiness probes."""
         available = sum(1 for backend in self._fleet.backends if self._fleet.available[backend.slot])
-        ready = available > 0
-        answer = {
-            "status": "ready" if ready else "no backend available",
-            "backends": len(self._fleet.backends),
-            "available": available,
-        }
-        return _json(answer, status=200 if ready else 503)
+        if self._is_stopping():
+            status = "stopping"
+        else:
+            status = "ready" if available else "no backend available"
+        answer = {"status": status, "backends": len(self._fleet.backends), "available": available}
+        return _json(answer, status=200 if status == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text, or OpenMetrics when the scraper asks for it.

@@ -33,6 +33,7 @@ class Admin:
     metrics: Metrics
     url: str
     session: aiohttp.ClientSession
+    stopping: asyncio.Event
 
     async def get(self, path: str, **more: Any) -> tuple[int, Any]:
         """Status and JSON body."""
@@ -68,11 +69,12 @@ async def admin() -> AsyncIterator[Admin]:
         [spec("a", "/base", weight=3, models=("m1",)), spec("b", "", weight=1, models=None)], vnodes=160
     )
     metrics = Metrics(fleet, __version__)
-    runner = web.AppRunner(build_admin(fleet, metrics, settings), access_log=None)
+    stopping = asyncio.Event()
+    runner = web.AppRunner(build_admin(fleet, metrics, settings, stopping.is_set), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with aiohttp.ClientSession() as session:
-        yield Admin(fleet, metrics, f"http://127.0.0.1:{runner.addresses[0][1]}", session)
+        yield Admin(fleet, metrics, f"http://127.0.0.1:{runner.addresses[0][1]}", session, stopping)
     await runner.cleanup()
 
 
@@ -97,6 +99,12 @@ async def test_readyz_is_200_while_one_backend_at_least_is_available(admin: Admi
     )
     admin.fleet.record_reachable(1)
     assert (await admin.get("/readyz"))[0] == 200
+
+
+async def test_readyz_is_503_from_the_moment_a_stop_begins(admin: Admin) -> None:
+    admin.stopping.set()
+    assert await admin.get("/readyz") == (503, {"status": "stopping", "backends": 2, "available": 2})
+    assert (await admin.get("/healthz"))[0] == 200
 
 
 async def test_fleet_shows_each_backend(admin: Admin) -> None:

@@ -65,6 +65,8 @@ async def test_streams_are_finished_nothing_new_is_accepted_and_the_exit_code_is
         proxy.signal(number)
         assert await idle.rest() == b""  # a connection between two requests is closed at once
         await refuses(proxy)
+        assert (await proxy.admin("/readyz")).status == 503  # while the streams go on
+        assert (await proxy.admin("/healthz")).status == 200
         gate.set()
         assert (await client.body(reply)).body == b"data: first\n\ndata: second\n\n"
         assert await client.rest() == b""  # and its connection is not kept
