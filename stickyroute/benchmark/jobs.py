@@ -63,7 +63,7 @@ def run_job(scenario: Scenario, job: Job) -> Done:
 def done(scenario: Scenario, run: Run) -> Done:
     """A run boiled down to what reports need."""
     spec = scenario.spec
-    per_token_s = spec.profile.time.prefill_token_s * spec.gpus_per_engine
+    per_token_s = spec.profile.time.prefill_token_s * spec.profile.gpus
     return Done(summarize(run, scenario.slo_ttft_s, per_token_s), series_of(run) if run.seed == 0 else None)
 
 

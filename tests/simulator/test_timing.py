@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from stickyroute.simulator.engine import Engine
@@ -45,3 +47,8 @@ def test_the_smaller_model_is_faster_and_has_more_room():
 def test_the_longest_prompt_of_every_profile_fits_its_cache():
     for profile in PROFILES.values():
         assert profile.context_tokens <= (profile.blocks - 1) * profile.block_size
+
+
+def test_every_profile_is_in_the_documentation():
+    documented = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    assert [name for name in PROFILES if f"| `{name}` |" not in documented] == []
