@@ -16,8 +16,9 @@ class Profile:
 
     `blocks` of `block_size` tokens is the cache (num_gpu_blocks); `batched_tokens` the token budget of a step
     (max_num_batched_tokens); `sequences` how many run at once (max_num_seqs); `context_tokens` the longest
-    prompt plus answer (max_model_len); `gpus` how many one engine occupies, for what it costs. With `async_scheduling` (vLLM's default) a step is planned while the
-    one before it runs, so a new request waits one step more.
+    prompt plus answer (max_model_len); `gpus` how many one engine occupies, for what it costs. With
+    `async_scheduling` (vLLM's default) a step is planned while the one before it runs, so a new request waits
+    one step more.
     """
 
     name: str
