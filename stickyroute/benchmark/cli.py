@@ -177,7 +177,7 @@ def _replay(flags: argparse.Namespace) -> int:
     progress = Progress(scenario.name)
 
     def tell(done: int, whole: int, last: Summary) -> None:
-        progress.update(done / whole, f"{done}/{whole}  {last.workload}, {last.policy}, seed {last.seed}")
+        progress.step(done / whole, f"{done}/{whole}  {last.workload}, {last.policy}, seed {last.seed}")
 
     found = run_scenario(scenario, flags.processes, tell)
     progress.done(f"{len(found)} runs")

@@ -8,19 +8,24 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from stickyroute.clock import monotonic
+
 _WIDTH = 28
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class Progress:
-    """`update(share, note)` as often as liked, `done(note)` once. On a file or pipe only quarters are
-    printed."""
+    """`update(share, note)` as often as liked, `step(share, note)` when a part is finished, `done(note)` once.
+
+    On a file or pipe there is a line for each quarter, or for each finished part where there are parts.
+    """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self._label = label
         self._stream = stream if stream is not None else sys.stderr
         self._live = self._stream.isatty()
         self._told = 0.0
+        self._began_s = monotonic()
 
     def update(self, share: float, note: str = "") -> None:
         """`share` of the work, 0 to 1, is done."""
@@ -35,6 +40,16 @@ class Progress:
             self._told = int(share * 4) / 4
             self._stream.write(f"  {self._label:<14} {self._told:4.0%}  {note}\n")
             self._stream.flush()
+
+    def step(self, share: float, note: str = "") -> None:
+        """A part is finished, and with it `share` of the work."""
+        if self._live:
+            self.update(share, note)
+            return
+        self._told = 1.0  # parts say enough
+        took_s = monotonic() - self._began_s
+        self._stream.write(f"  {self._label:<14} {share:4.0%}  {took_s:4.0f} s  {note}\n")
+        self._stream.flush()
 
     def done(self, note: str = "") -> None:
         """Leave the finished line behind."""

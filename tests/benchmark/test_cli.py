@@ -92,6 +92,13 @@ def test_progress_on_a_pipe_is_quarters_and_on_a_terminal_a_bar() -> None:
     assert pipe.getvalue().count("\n") == 5
     assert "\x1b" not in pipe.getvalue()
 
+    parts = io.StringIO()
+    progress = Progress("work", parts)
+    for step in range(1, 9):
+        progress.step(step / 8, f"part {step}")
+        progress.update(step / 8, "in between")
+    assert [line.split()[-1] for line in parts.getvalue().splitlines()] == list("12345678")
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 520, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 30, 44
+_LEFT, _RIGHT, _BOTTOM = 56, 14, 44
+_TITLE_Y, _LEGEND_Y, _LEGEND_ROW, _PLOT_GAP = 14, 31, 14, 9
+_LETTER = 5.7  # the width of a letter of the legend, generously
 COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named polyline; `color` is an index, -1 for a thin grey one without a place in the legend."""
+    """A polyline; `color` is an index. Without a name it has no place in the legend."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -39,21 +41,18 @@ def lines(
     points = [point for line in series for point in line.points if _finite(point)]
     if not points:
         return ""
+    named = [(line.name, _color(line.color)) for line in series if line.name]
+    legend, ceiling = _legend(named, width)
     xs = _axis([x for x, _ in points], log_x, _LEFT, width - _RIGHT, zero=not log_x)
-    ys = _axis([y for _, y in points] + ([top] if top else []), log_y, height - _BOTTOM, _TOP, zero=not log_y)
-    body = [_frame(title, x_label, y_label, xs, ys, width, height)]
-    named = []
+    values = [y for _, y in points] + ([top] if top else [])
+    ys = _axis(values, log_y, height - _BOTTOM, ceiling, zero=not log_y)
+    body = [_frame(title, x_label, y_label, xs, ys, width, height), legend]
     for line in series:
         drawn = [f"{xs.at(x):.1f},{ys.at(y):.1f}" for x, y in line.points if _finite((x, y))]
-        thin = line.color < 0
-        color = "#94a3b8" if thin else COLORS[line.color % len(COLORS)]
         body.append(
-            f'<polyline fill="none" stroke="{color}" stroke-width="{1 if thin else 1.8}" '
+            f'<polyline fill="none" stroke="{_color(line.color)}" stroke-width="1.8" '
             f'points="{" ".join(drawn)}"/>'
         )
-        if line.name:
-            named.append((line.name, color))
-    body.append(_legend(named, width))
     return _svg(body, width, height, title)
 
 
@@ -71,9 +70,10 @@ def bars(
     ]
     if not values:
         return ""
-    ys = _axis(values, log_y, HEIGHT - _BOTTOM, _TOP, zero=not log_y)
+    legend, ceiling = _legend([(name, _color(color)) for name, _, color in series], WIDTH)
+    ys = _axis(values, log_y, HEIGHT - _BOTTOM, ceiling, zero=not log_y)
     xs = _Axis(lambda value: value, [], [])
-    body = [_frame(title, "", y_label, xs, ys, WIDTH, HEIGHT)]
+    body = [_frame(title, "", y_label, xs, ys, WIDTH, HEIGHT), legend]
     room = (WIDTH - _LEFT - _RIGHT) / len(classes)
     wide = room * 0.82 / max(1, len(series))
     floor = HEIGHT - _BOTTOM
@@ -87,11 +87,10 @@ def bars(
             high = ys.at(value)
             body.append(
                 f'<rect x="{left + number * wide:.1f}" y="{high:.1f}" width="{wide * 0.92:.1f}" '
-                f'height="{max(0.5, floor - high):.1f}" fill="{COLORS[color % len(COLORS)]}"/>'
+                f'height="{max(0.5, floor - high):.1f}" fill="{_color(color)}"/>'
             )
             if show is not None and wide > 24:
                 body.append(_text(left + (number + 0.46) * wide, high - 3, show(value)))
-    body.append(_legend([(name, COLORS[color % len(COLORS)]) for name, _, color in series], WIDTH))
     return _svg(body, WIDTH, HEIGHT, title)
 
 
@@ -137,7 +136,7 @@ def _step(rough: float) -> float:
 
 
 def _frame(title: str, x_label: str, y_label: str, xs: _Axis, ys: _Axis, width: int, height: int) -> str:
-    parts = [f'<text x="{_LEFT}" y="15" class="h">{escape(title)}</text>']
+    parts = [f'<text x="{_LEFT}" y="{_TITLE_Y}" class="h">{escape(title)}</text>']
     for tick, place in zip(ys.ticks, ys.places, strict=True):
         parts.append(
             f'<line x1="{_LEFT}" x2="{width - _RIGHT}" y1="{place:.1f}" y2="{place:.1f}" class="g"/>'
@@ -147,7 +146,7 @@ def _frame(title: str, x_label: str, y_label: str, xs: _Axis, ys: _Axis, width: 
         )
     for tick, place in zip(xs.ticks, xs.places, strict=True):
         parts.append(_text(place, height - _BOTTOM + 15, _number(tick)))
-    middle = (_TOP + height - _BOTTOM) / 2
+    middle = (min(ys.places) + max(ys.places)) / 2
     parts.append(f'<g transform="rotate(-90 12 {middle:.0f})">{_text(12, middle, y_label)}</g>')
     parts.append(_text((_LEFT + width - _RIGHT) / 2, height - _BOTTOM + 28, x_label))
     return "".join(parts)
@@ -157,21 +156,29 @@ def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="t">{escape(words)}</text>'
 
 
-def _legend(named: Sequence[tuple[str, str]], width: int) -> str:
+def _legend(named: Sequence[tuple[str, str]], width: int) -> tuple[str, int]:
+    """The legend under the title, in as many rows as it takes, and where the plot below it may begin."""
     parts = []
-    left = float(_LEFT)
+    left, row = float(_LEFT), 0
     for name, color in named:
-        parts.append(f'<rect x="{left:.0f}" y="20" width="9" height="4" fill="{color}"/>')
-        parts.append(f'<text x="{left + 12:.0f}" y="25" class="t">{escape(name)}</text>')
-        left += 22 + 5.6 * len(name)
-        if left > width - 60:
-            break
-    return "".join(parts)
+        wide = 15 + _LETTER * len(name)
+        if left > _LEFT and left + wide > width - _RIGHT:
+            left, row = float(_LEFT), row + 1
+        y = _LEGEND_Y + row * _LEGEND_ROW
+        parts.append(f'<rect x="{left:.0f}" y="{y - 6}" width="10" height="5" fill="{color}"/>')
+        parts.append(f'<text x="{left + 13:.0f}" y="{y}" class="t">{escape(name)}</text>')
+        left += wide + 9
+    rows = row + 1 if named else 0
+    return "".join(parts), _TITLE_Y + rows * _LEGEND_ROW + _PLOT_GAP + (3 if rows else 0)
+
+
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)]
 
 
 def _svg(body: Sequence[str], width: int, height: int, title: str) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(title, quote=True)}">'
         f"{''.join(body)}</svg>"
     )

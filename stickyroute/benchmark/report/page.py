@@ -15,15 +15,20 @@ from stickyroute.benchmark.report.table import percent, seconds, times
 from stickyroute.benchmark.results import LENGTH_NAMES, Summary, median_of, spread_of
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2rem auto;padding:0
-1rem;color:#111827;background:#fff}
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-top:1px solid #e5e7eb;padding-top:1rem}
-table{border-collapse:collapse;font-size:13px;margin:.6rem 0} td,th{padding:.2rem
-.65rem;text-align:right;border-bottom:1px solid #e5e7eb;font-variant-numeric:tabular-nums}
-td:first-child,th:first-child{text-align:left}.s{color:#6b7280;font-size:12px}
-.row{display:flex;flex-wrap:wrap;gap:1rem}svg{max-width:100%;height:auto} svg .t{font:10px
-system-ui,sans-serif;fill:#4b5563}svg .h{font:600 12px system-ui,sans-serif;fill:#111827} svg
-.g{stroke:#e5e7eb;stroke-width:1}
+:root{color-scheme:light dark;--page:#fff;--ink:#111827;--soft:#4b5563;--line:#e5e7eb}
+@media(prefers-color-scheme:dark){:root{--page:#111418;--ink:#e5e7eb;--soft:#a3acb9;--line:#2d333b}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2rem auto;padding:0 1rem;color:var(--ink);
+background:var(--page)}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-top:1px solid var(--line);padding-top:1rem}
+h3{font-size:.95rem;margin:1.2rem 0 .3rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;margin:.6rem 0}
+td,th{padding:.2rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap;
+font-variant-numeric:tabular-nums}
+td:first-child,th:first-child{text-align:left}td.why{text-align:left;white-space:normal}
+.s{color:var(--soft);font-size:12px}
+.row{display:grid;grid-template-columns:repeat(auto-fill,minmax(440px,1fr));gap:1rem;overflow-x:auto}
+svg{width:100%;max-width:640px;height:auto}svg .t{font:10px system-ui,sans-serif;fill:var(--soft)}
+svg .h{font:600 12px system-ui,sans-serif;fill:var(--ink)}svg .g{stroke:var(--line);stroke-width:1}
 """
 
 
@@ -37,7 +42,8 @@ def render(report: Report) -> str:
     for group in groups:
         body.append(_section(group, report, colors))
     body.append(
-        f'<p class="s">Medians over seeds, smallest and largest in brackets. Good: first token within '
+        f'<p class="s">Medians over seeds; spread: smallest and largest p95. x: TTFT p95 of round-robin divided by '
+        f"the policy's. max/mean: requests on the busiest engine over the mean. Good: first token within "
         f"{report.slo_ttft_s:g} s. Hit rates are the engines' own counters. Saved: GPU hours of prefill that "
         f"round-robin spent and the policy did not, for a day of this traffic, at ${report.gpu_hour_usd:g} a "
         f"GPU hour.</p>"
@@ -65,30 +71,29 @@ def _section(group: Group, report: Report, colors: dict[str, int]) -> str:
         parts.append(_by_length(known, colors, 1, "TTFT p50 by prompt length"))
         parts.append(_by_length(known, colors, 2, "TTFT p95 by prompt length"))
         parts.append(_hits(known, colors))
-        parts += _over_time(group, report)
         parts.append("</div>")
+        parts.append(_over_time(group, report))
     return "".join(parts)
 
 
 def _table(group: Group, report: Report) -> str:
     heads = (
-        "policy", "hit rate", "TTFT p50", "TTFT p95", "[spread]", "x", "TTFT p99", "good", "ITL p50",
-        "e2e p95",
-        "busiest / mean", "tokens/s", "prefill GPU s", "saved a day", "errors",
+        "policy", "hit rate", "TTFT mean", "p50", "p95", "[spread]", "x", "p99", "good", "ITL p50", "e2e p95",
+        "max/mean", "tokens/s", "prefill GPU s", "saved a day", "errors",
     )  # fmt: skip
-    rows = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+    rows = [f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>"]
     for policy, runs in group.by_policy.items():
         refused = [run.refused for run in runs if run.refused]
         if len(refused) == len(runs):
             rows.append(
-                f'<tr><td>{escape(policy)}</td><td colspan="{len(heads) - 1}">no figures: '
+                f'<tr><td>{escape(policy)}</td><td colspan="{len(heads) - 1}" class="why">no figures: '
                 f"{escape(refused[0])}</td></tr>"
             )
             continue
         rows.append(
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(group, policy, runs, report))}</tr>"
         )
-    return f"<table>{''.join(rows)}</table>"
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
 
 
 def _cells(group: Group, policy: str, runs: list[Summary], report: Report) -> list[str]:
@@ -102,6 +107,7 @@ def _cells(group: Group, policy: str, runs: list[Summary], report: Report) -> li
     return [
         policy,
         percent(median(lambda run: run.hit_rate)),
+        seconds(median(lambda run: run.ttft_mean_s)),
         seconds(median(lambda run: run.ttft_p50_s)),
         seconds(median(lambda run: run.ttft_p95_s)),
         f"{seconds(low)} - {seconds(high)}",
@@ -158,8 +164,9 @@ def _hits(known: dict[str, list[Summary]], colors: dict[str, int]) -> str:
     )
 
 
-def _over_time(group: Group, report: Report) -> list[str]:
-    """For each policy, its engines' requests and KV use over time in the run of the first seed."""
+def _over_time(group: Group, report: Report) -> str:
+    """For each policy, its engines' requests and KV use over time in the run of the first seed, side by
+    side."""
     parts = []
     for found in report.series:
         if (found["workload"], found["replicas"]) != (group.workload, group.replicas):
@@ -171,12 +178,12 @@ def _over_time(group: Group, report: Report) -> list[str]:
             ("kv", "KV in use by engine", "share of blocks", 1.0),
         ):
             series = [
-                Line("", list(zip(found["at_s"], values, strict=True)), slot)
+                Line(f"{slot + 1}", list(zip(found["at_s"], values, strict=True)), slot)
                 for slot, values in enumerate(found[column])
             ]
             title = f"{found['policy']}: {what}"
-            parts.append(lines(title, "seconds", y_label, series, top=top, width=340, height=210))
-    return parts
+            parts.append(lines(title, "seconds", y_label, series, top=top, height=220))
+    return f'<h3>Engines over time, first seed</h3><div class="row">{"".join(parts)}</div>' if parts else ""
 
 
 def _goodput(groups: list[Group], colors: dict[str, int], report: Report) -> str:
