@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from tests.support.fake_backend import Call, FakeBackend, PeerGone, drop, fakes, finish, reply
+from tests.support.fake_backend import Call, FakeBackend, PeerGone, drop, fakes, finish, reply, reset
 from tests.support.raw_client import CHAT, RawClient, Response, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy
+from tests.wire.inside import connection_of, until
 
 REALTIME = "/v1/realtime?model=m"
 UPGRADE = {
@@ -199,3 +200,35 @@ async def test_a_backend_that_dies_in_a_tunnel_resets_nobody_else() -> None:
         assert await client.rest() == b""
         await proxy.settled()
         assert (await proxy.ask()).status == 200
+
+
+async def test_a_tunnel_does_not_wait_for_ever_for_a_side_that_does_not_read() -> None:
+    # Nor was it noticed that the other side had left: while one side stalls, the other is not read.
+    async def agree(call: Call) -> None:
+        call.connection.transport.pause_reading()
+        await switch()(call)
+        await call.fake.until(lambda: False, timeout_s=600)
+
+    async with fakes() as fake, run_proxy([fake], timeouts={"client_write_s": 0.2}) as proxy:
+        fake.on("/v1/realtime", agree)
+        client, _ = await open_tunnel(proxy, fake)
+        upstream = connection_of(proxy)._transport.get_protocol()._far
+        client.send(b"x" * (16 << 20))
+        await until(lambda: upstream.get_write_buffer_size())
+        reset(client.transport)
+        await until(lambda: upstream.is_closing() and not upstream.get_write_buffer_size())
+        await proxy.settled()
+
+
+async def test_a_tunnel_may_go_on_until_the_limit_of_a_graceful_stop() -> None:
+    # It was closed at once, as if it were an idle connection.
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        fake.on("/v1/realtime", switch())
+        client, _ = await open_tunnel(proxy, fake)
+        stopping = asyncio.create_task(proxy.app.stop(60))
+        await until(lambda: proxy.app._server and proxy.app._server.stopping)
+        client.send(b"last words")
+        await fake.until(lambda: fake.tunnelled == b"last words")
+        assert not client.ended.is_set()
+        client.close()
+        assert await stopping == 0
