@@ -59,6 +59,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,7 +68,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close every connection; running requests end with an error."""
+        """Close every connection; running requests end with an error, and no other begins."""
+        self._closed = True
         for connection in list(self._open):
             connection.transport.abort()
 
@@ -98,7 +100,7 @@ class Client:
                     reply.done_s = monotonic()
                     return reply
             await connection.exchange(data, reply)
-            if not (reply.error and reused and not reply.first_byte_s):
+            if self._closed or not (reply.error and reused and not reply.first_byte_s):
                 return reply
             reply.error = ""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import orjson
 
 from stickyroute.benchmark.client import Client, Reply
-from stickyroute.benchmark.results import Lateness, Row, Sample, lateness_of
+from stickyroute.benchmark.results import UNANSWERED, Lateness, Row, Sample, lateness_of
 from stickyroute.benchmark.workloads.base import Request
 from stickyroute.clock import monotonic
 
@@ -60,6 +60,7 @@ class Load:
         self._late_s: list[float] = []
         self._lag_s: list[float] = []
         self._rows: list[Row] = []
+        self._cut = False
 
     async def run(
         self,
@@ -69,7 +70,8 @@ class Load:
     ) -> Loaded:
         """Send everything, wait for every answer up to `grace_s` after the last arrival.
 
-        `sampler(at_s)` is asked once a second; unanswered requests are errors.
+        `sampler(at_s)` is asked once a second. Requests that are unanswered then are errors; those without a
+        first token have waited so long for it already, which stands in their row.
         """
         tasks: set[asyncio.Task[None]] = set()
         samples: list[Sample] = []
@@ -95,6 +97,7 @@ class Load:
                 if tasks:
                     _, slow = await asyncio.wait(tasks, timeout=grace_s)
                     if slow:
+                        self._cut = True
                         for client in clients:
                             client.close()  # they end as errors
                     await asyncio.gather(*tasks)
@@ -133,17 +136,19 @@ class Load:
     def _row(self, request: Request, reply: Reply) -> Row:
         ended = not reply.error
         pauses = len(reply.gaps_s)
+        ttft_s = reply.first_token_s - reply.sent_s if reply.first_token_s else None
+        cut = self._cut and not ended
         return Row(
             at_s=request.at_s,
             prompt_tokens=reply.prompt_tokens or request.prompt_tokens,
             cached_tokens=reply.cached_tokens,
             output_tokens=reply.output_tokens or len(reply.text),
-            ttft_s=reply.first_token_s - reply.sent_s if reply.first_token_s else None,
+            ttft_s=reply.done_s - reply.sent_s if cut and ttft_s is None else ttft_s,
             latency_s=reply.done_s - reply.sent_s if ended else None,
             itl_s=sum(reply.gaps_s) / pauses if pauses else None,
             backend=self._slots.get(reply.headers.get("x-stickyroute-backend", ""), -1),
             reason=reply.headers.get("x-stickyroute-reason", ""),
-            error=reply.error,
+            error=UNANSWERED if cut else reply.error,
         )
 
     async def _watch_lag(self) -> None:

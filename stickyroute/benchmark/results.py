@@ -18,10 +18,15 @@ LATE_LIMIT_S: Final = 0.05
 """A load generator whose 99th percentile is later than this measures itself: its run has no figures."""
 
 
+UNANSWERED: Final = "unanswered"
+"""The error of a request that was still waiting when the run was cut off."""
+
+
 @dataclass(slots=True)
 class Row:
     """One request. `ttft_s` is to the first token (not the first byte), `latency_s` to the last, `itl_s`
-    the mean pause between its tokens; None where there was none. `backend` is a slot, -1 if unknown."""
+    the mean pause between its tokens; None where there was none. `backend` is a slot, -1 if unknown. An
+    unanswered request without a first token has in `ttft_s` how long it had waited when the run was cut."""
 
     at_s: float
     prompt_tokens: int
@@ -176,17 +181,19 @@ def summarize(run: Run, slo_ttft_s: float = 1.0, gpu_s_per_token: float = 0.0) -
     `gpu_s_per_token` what computing one prompt token costs in GPU seconds.
 
     The hit rate is hits over queries by the engines' counters. A run whose generator fell behind is
-    refused: its figures are nan.
+    refused: its figures are nan. Unanswered requests are errors, but their waiting counts as TTFT: without
+    it a router that lets requests starve would look fast.
     """
     rows = [row for row in run.rows if not row.error]
+    waited = [row for row in run.rows if not row.error or row.error == UNANSWERED]
     refused = ""
     if not run.lateness.kept_up:
         refused = (
             f"the load generator was late: p99 {run.lateness.p99_s * 1e3:.0f} ms behind its schedule, its "
             f"loop {run.lateness.loop_p99_s * 1e3:.0f} ms (limit {LATE_LIMIT_S * 1e3:.0f} ms)"
         )
-        rows = []
-    ttft = sorted(row.ttft_s for row in rows if row.ttft_s is not None)
+        rows = waited = []
+    ttft = sorted(row.ttft_s for row in waited if row.ttft_s is not None)
     itl = sorted(row.itl_s for row in rows if row.itl_s is not None)
     latency = sorted(row.latency_s for row in rows if row.latency_s is not None)
     queries = sum(engine.queries for engine in run.engines)
@@ -222,7 +229,7 @@ def summarize(run: Run, slo_ttft_s: float = 1.0, gpu_s_per_token: float = 0.0) -
         imbalance=max(requests) * len(requests) / total if total else math.nan,
         preemptions=sum(engine.preemptions for engine in run.engines),
         good=_good(run, slo_ttft_s) if rows else math.nan,
-        by_length=_by_length(rows),
+        by_length=_by_length(waited),
         ttft_curve_s=tuple(percentile(ttft, step / 100) for step in range(1, 101)) if ttft else (),
         late_p99_s=run.lateness.p99_s,
         refused=refused,

@@ -174,7 +174,21 @@ async def test_unanswered_requests_are_errors_after_the_grace() -> None:
     reply = start("user", 1, 2).then("assistant", 3, 4)
     async with server([HEAD + b"transfer-encoding: chunked\r\n\r\n"]) as (url, _):
         loaded = await Load(url, "m").run([Request(0.0, reply)], grace_s=0.1)
-    assert [row.error for row in loaded.rows] == ["connection lost"]
+    assert [row.error for row in loaded.rows] == ["unanswered"]
+    waited_s = loaded.rows[0].ttft_s
+    assert waited_s is not None
+    assert waited_s >= 0.1
+    assert loaded.rows[0].latency_s is None
+
+
+async def test_a_request_cut_off_on_a_kept_connection_is_not_sent_again() -> None:
+    whole = HEAD + b"content-length: 0\r\n\r\n"
+    ask = start("user", 1, 2)
+    requests = [Request(at_s, ask.then("assistant", seed, 4)) for at_s, seed in ((0.0, 3), (0.3, 5))]
+    async with server([whole], []) as (url, asked):
+        loaded = await Load(url, "m").run(requests, grace_s=0.1)
+    assert [row.error for row in loaded.rows] == ["", "unanswered"]
+    assert len(asked) == 2
 
 
 def test_metrics_are_summed_over_their_series() -> None:

@@ -13,6 +13,7 @@ import pytest
 from stickyroute.benchmark.report import charts, page, table
 from stickyroute.benchmark.report.document import Report, groups_of
 from stickyroute.benchmark.results import (
+    UNANSWERED,
     EngineTotals,
     Lateness,
     Row,
@@ -84,6 +85,15 @@ def test_errors_count_as_not_good_and_have_no_times() -> None:
     run.rows.append(Row(3.0, 10, None, 0, None, None, error="status 503"))
     summary = summarize(run)
     assert (summary.errors, summary.requests, summary.good) == (1, 3, pytest.approx(2 / 3))
+
+
+def test_the_waiting_of_unanswered_requests_counts() -> None:
+    run = run_of("ring", [0.1, 0.2])
+    run.rows.append(Row(3.0, 10, None, 0, 30.0, None, error=UNANSWERED))
+    run.rows.append(Row(3.0, 10, None, 0, 40.0, None, error="connection lost"))
+    summary = summarize(run)
+    assert (summary.errors, summary.good) == (2, 0.5)
+    assert (summary.ttft_p50_s, summary.ttft_p99_s) == (0.2, 30.0)
 
 
 def test_percentiles_are_nearest_rank() -> None:
