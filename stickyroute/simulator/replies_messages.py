@@ -78,7 +78,8 @@ class Messages:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     counts = {"input_tokens": usage.prompt, "output_tokens": usage.completion}
-    if usage.cached is not None:
+    if usage.cached is not None:  # Anthropic counts them beside the input, and so does vLLM
+        counts["input_tokens"] = max(0, usage.prompt - usage.cached - usage.created)
         counts["cache_creation_input_tokens"] = usage.created
         counts["cache_read_input_tokens"] = usage.cached
     return counts
