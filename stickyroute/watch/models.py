@@ -33,7 +33,9 @@ ASK_TIMEOUT_S = 2.0
 REPLY_BYTES = 1024 * 1024
 """A list of models longer than this is not read: its models stay as they were."""
 RETRY_TICK_S = 0.1
-"""How often the fleet's backoff is looked at; it starts at 0.25 s."""
+"""How often the fleet's backoff is looked at while a backend is unavailable; it starts at 0.25 s."""
+CALM_TICK_S = 0.5
+"""The same while none is. A wake on an idle machine costs about 0.2 ms, as much as ten streamed tokens."""
 JITTER = 0.1
 _OUR_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of a machine that has no descriptor, port or memory left: they say nothing about a backend."""
@@ -107,7 +109,7 @@ class ModelsWatch:
         """Cut a pause short once the fleet's backoff allows another try. One timer for all backends."""
         fleet = self._fleet
         while True:
-            await asyncio.sleep(RETRY_TICK_S)
+            await asyncio.sleep(RETRY_TICK_S if 0 in fleet.available else CALM_TICK_S)
             now_s = monotonic()
             for question in self._questions:
                 slot = question.backend.slot
