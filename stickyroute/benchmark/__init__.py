@@ -4,6 +4,7 @@
     workloads    seeded streams of requests, one file each, and readers of public traces
     replay       workload x policy x simulated engines in one process, no sockets, deterministic by seed
     client, load the same workloads over HTTP, open loop, against any OpenAI-compatible address
+    single       a workload against one address
     compare      each router in turn in front of the same simulated fleet, cold caches, interleaved repeats
     results      what a run yields, and summaries over runs; `report` turns them into a table and a page
     demo         `stickyroute demo`

@@ -6,6 +6,7 @@ Owns the flags, the files written and the progress shown. The work is in `jobs`,
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import sys
@@ -13,22 +14,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import uvloop
 import yaml
 
 from stickyroute import __version__
-from stickyroute.benchmark.compare import compare
-from stickyroute.benchmark.engines import Engines
-from stickyroute.benchmark.jobs import Done, run_scenario
-from stickyroute.benchmark.load import Load
+from stickyroute.benchmark.compare import Comparison, find_routers
+from stickyroute.benchmark.jobs import Done, done, run_scenario
 from stickyroute.benchmark.progress import Progress
-from stickyroute.benchmark.report import page, table
+from stickyroute.benchmark.report import markdown, page, table
 from stickyroute.benchmark.report.document import Report
-from stickyroute.benchmark.results import EngineTotals, Row, Run, Summary, summarize
+from stickyroute.benchmark.results import Row, Summary
 from stickyroute.benchmark.scenario import Scenario, load_scenario, quick_scenario, standard_scenario
+from stickyroute.benchmark.single import run_single
 from stickyroute.benchmark.workloads import WORKLOADS, make_workload
 from stickyroute.errors import ConfigError
 
@@ -104,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     peers.add_argument(
         "--peers-venv", action="append", default=[], metavar="DIR", help="where peers are installed"
     )
+    peers.add_argument(
+        "--within", type=float, metavar="MINUTES", help="begin no run that would probably end later"
+    )
+    peers.add_argument(
+        "--resume", action="store_true", help="keep the figures that an interrupted comparison left in --out"
+    )
 
     report = commands.add_parser(
         "report",
@@ -113,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     report.add_argument("files", nargs="+", type=Path, metavar="FILE")
     _add_out(report)
+    _add_markdown(report)
     return parser
 
 
@@ -132,11 +138,18 @@ def _add_scenario(command: argparse.ArgumentParser) -> None:
         "--rate", action="append", default=[], type=float, help="run at this rate; may be repeated"
     )
     _add_out(command)
+    _add_markdown(command)
 
 
 def _add_out(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out", type=Path, default=_OUT, metavar="DIR", help=f"where files go (default {_OUT}/)"
+    )
+
+
+def _add_markdown(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the results as a page of documentation too"
     )
 
 
@@ -181,21 +194,51 @@ def _replay(flags: argparse.Namespace) -> int:
 
     found = run_scenario(scenario, flags.processes, tell)
     progress.done(f"{len(found)} runs")
-    return _write(scenario, found, flags.out, f"replay-{scenario.name}", ["virtual time, no sockets"])
+    report = _document(scenario, found, ["virtual time, no sockets"])
+    return _save(report, flags.out, f"replay-{scenario.name}", flags.markdown)
 
 
 def _compare(flags: argparse.Namespace) -> int:
     scenario = _scenario(flags)
+    lineup = find_routers(scenario, flags.router, flags.peers_venv)
+    stem = f"compare-{scenario.name}"
     progress = Progress(scenario.name)
-    found, labels = uvloop.run(compare(scenario, flags.router, flags.peers_venv, progress.update))
+
+    def document(found: Sequence[Done]) -> Report:
+        return _document(scenario, found, ["over HTTP, real time, open loop", *lineup.labels])
+
+    def keep(found: list[Done], share: float, note: str) -> None:
+        progress.step(share, note)
+        _files(document(found), flags.out, stem)
+
+    known = _known(flags.out / f"{stem}.json", scenario) if flags.resume else []
+    within_s = flags.within * 60 if flags.within else math.inf
+    comparison = Comparison(scenario, lineup, progress.update, keep, known, within_s)
+    try:
+        uvloop.run(comparison.run())
+    except KeyboardInterrupt:
+        progress.done("interrupted; --resume goes on from here")
+    found = comparison.results()
     progress.done(f"{len(found)} runs")
-    return _write(scenario, found, flags.out, f"compare-{scenario.name}", ["over HTTP, real time", *labels])
+    return _save(document(found), flags.out, stem, flags.markdown)
 
 
-def _write(scenario: Scenario, found: list[Done], out: Path, stem: str, facts: list[str]) -> int:
+def _known(path: Path, scenario: Scenario) -> list[Done]:
+    """What an interrupted comparison left behind. Raises ConfigError if it was another scenario."""
+    if not path.exists():
+        return []
+    report = Report.read(path)
+    if report.scenario != scenario.digest:
+        raise ConfigError(
+            f"{path} is of another scenario, or of this one before it was changed; leave out --resume"
+        )
+    return [Done(summary, report.series_of(summary)) for summary in report.summaries]
+
+
+def _document(scenario: Scenario, found: Sequence[Done], facts: list[str]) -> Report:
     profile = scenario.spec.profile
     room = profile.blocks * profile.block_size
-    report = Report(
+    return Report(
         title=f"stickyroute bench: {scenario.name}",
         made=_made(),
         facts=[
@@ -207,16 +250,26 @@ def _write(scenario: Scenario, found: list[Done], out: Path, stem: str, facts: l
         gpu_hour_usd=scenario.gpu_hour_usd,
         summaries=[one.summary for one in found],
         series=[one.series for one in found if one.series is not None],
+        scenario=scenario.digest,
     )
-    return _save(report, out, stem)
 
 
-def _save(report: Report, out: Path, stem: str) -> int:
+def _files(report: Report, out: Path, stem: str) -> None:
+    """Write what there is; never half a file, since the process may be stopped at any time."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{stem}.json").write_text(report.as_json(), encoding="utf-8")
-    (out / f"{stem}.html").write_text(page.render(report), encoding="utf-8")
+    for suffix, text in (("json", report.as_json()), ("html", page.render(report))):
+        fresh = out / f".{stem}.{suffix}"
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(out / f"{stem}.{suffix}")
+
+
+def _save(report: Report, out: Path, stem: str, documentation: Path | None = None) -> int:
+    _files(report, out, stem)
     print(table.render(report))
     print(f"\n{out / stem}.json\n{out / stem}.html")
+    if documentation is not None:
+        documentation.write_text(markdown.render(report), encoding="utf-8")
+        print(documentation)
     return 3 if report.summaries and all(summary.refused for summary in report.summaries) else 0
 
 
@@ -234,55 +287,25 @@ def _report(flags: argparse.Namespace) -> int:
         first.facts += [fact for fact in other.facts if fact not in first.facts]
         first.summaries += other.summaries
         first.series += other.series
-    return _save(first, flags.out, "report" if len(reports) > 1 else flags.files[0].stem)
+    stem = "report" if len(reports) > 1 else flags.files[0].stem
+    return _save(first, flags.out, stem, flags.markdown)
 
 
 def _run(flags: argparse.Namespace) -> int:
-    return uvloop.run(_run_http(flags))
-
-
-async def _run_http(flags: argparse.Namespace) -> int:
     workload = make_workload(flags.workload, _set(flags.set))
     progress = Progress(flags.workload)
-    engines = Engines([url.rstrip("/") for url in flags.engine])
-    count = 0
+    count = errors = 0
 
     def tell(row: Row) -> None:
-        nonlocal count
+        nonlocal count, errors
         count += 1
-        progress.update(row.at_s / workload.seconds, f"{count} answers")
+        errors += bool(row.error)
+        failed = f", {errors} failed" if errors else ""
+        progress.update(row.at_s / workload.seconds, f"{count} answers{failed}")
 
-    await engines.begin()
-    try:
-        load = Load(flags.url, flags.model, on_row=tell)
-        requests = workload.requests(Random(f"workload {flags.seed}"))
-        loaded = await load.run(requests, engines.sample if flags.engine else None)
-        gained = await engines.gained() if flags.engine else _totals(loaded.rows)
-    finally:
-        await engines.end()
-    progress.done(f"{count} answers in {loaded.duration_s:.0f} s")
-    run = Run(
-        flags.workload, flags.url, flags.seed, loaded.duration_s, loaded.rows, gained, loaded.samples,
-        loaded.lateness, how="http", rate=workload.rate,
-    )  # fmt: skip
-    source = (
-        "hit rate by the engines' counters"
-        if flags.engine
-        else "hit rate by usage.cached_tokens of the replies"
-    )
-    late = loaded.lateness
-    facts = [source, f"load generator late by {late.p50_s * 1e3:.1f} ms p50, {late.p99_s * 1e3:.1f} ms p99"]
-    report = Report(f"{flags.workload} against {flags.url}", _made(), facts, 1.0, 2.5, [summarize(run)])
+    run, facts = uvloop.run(run_single(flags.url, flags.model, workload, flags.seed, flags.engine, tell))
+    progress.done(f"{count} answers in {run.duration_s:.0f} s")
+    one = done(Scenario(flags.workload), run)
+    title = f"{flags.workload} against {flags.url}"
+    report = Report(title, _made(), facts, 1.0, 2.5, [one.summary], [one.series] if one.series else [])
     return _save(report, flags.out, f"run-{flags.workload}")
-
-
-def _totals(rows: list[Row]) -> list[EngineTotals]:
-    """Without engines to ask, what their replies reported."""
-    known = [row for row in rows if row.cached_tokens is not None]
-    return [
-        EngineTotals(
-            queries=sum(row.prompt_tokens for row in known),
-            hits=sum(row.cached_tokens or 0 for row in known),
-            requests=len(rows),
-        )
-    ]

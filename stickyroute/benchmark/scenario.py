@@ -5,6 +5,7 @@ Owns the keys of the file and their checks. Runs nothing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -35,8 +36,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`policies` are the product's, or omniscient; over HTTP `routers` are started as well. `rates` sweep
-    every workload that has a rate. `slo_ttft_s` is what counts as good; `gpu_hour_usd` prices what is
-    saved."""
+    every workload that has a rate. `slo_ttft_s` is what counts as good; `gpu_hour_usd` prices what is saved;
+    over HTTP a run waits `grace_s` for answers after its last arrival."""
 
     name: str
     about: str = ""
@@ -49,10 +50,17 @@ class Scenario:
     rates: tuple[float, ...] = ()
     slo_ttft_s: float = 1.0
     gpu_hour_usd: float = 2.5
+    grace_s: float = 120.0
 
     @property
     def spec(self) -> FleetSpec:
         return FleetSpec.of(self.fleet)
+
+    @property
+    def digest(self) -> str:
+        """Changes with anything that would make runs of before incomparable; not with policies or routers."""
+        what = (self.spec, self.runs(), self.replicas, self.slo_ttft_s, self.grace_s)
+        return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
 
     def runs(self) -> list[Case]:
         """Every case at every rate."""

@@ -1,4 +1,5 @@
-"""What is shown of runs: a terminal table, a JSON file, one HTML page that needs nothing else.
+"""What is shown of runs: a terminal table, a JSON file, one HTML page that needs nothing else, and a page of
+documentation in Markdown.
 
-`document` is the value all three are made of; `table`, `page` and `charts` only render it.
+`document` is the value all of them are made of; `table`, `page`, `markdown` and `charts` only render it.
 """

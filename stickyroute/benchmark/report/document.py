@@ -20,7 +20,8 @@ BASELINE = "round_robin"
 
 @dataclass(slots=True)
 class Report:
-    """Everything of one invocation. `facts` are lines like versions and the fleet, for the reader."""
+    """Everything of one invocation. `facts` are lines like versions and the fleet, for the reader; `scenario`
+    is the digest of what was run, empty if there was no scenario."""
 
     title: str
     made: str
@@ -29,6 +30,7 @@ class Report:
     gpu_hour_usd: float
     summaries: list[Summary]
     series: list[dict[str, Any]] = field(default_factory=list)
+    scenario: str = ""
 
     def as_json(self) -> str:
         return json.dumps(
@@ -38,10 +40,22 @@ class Report:
                 "facts": self.facts,
                 "slo_ttft_s": self.slo_ttft_s,
                 "gpu_hour_usd": self.gpu_hour_usd,
+                "scenario": self.scenario,
                 "summaries": [summary.as_json() for summary in self.summaries],
                 "series": self.series,
             }
         )
+
+    def series_of(self, summary: Summary) -> dict[str, Any] | None:
+        """The gauges over time of a run; they are kept for the first seed only."""
+        if summary.seed:
+            return None
+        what = (summary.workload, summary.policy, summary.replicas, summary.rate)
+        return next(
+            (one for one in self.series
+             if (one["workload"], one["policy"], one["replicas"], one["rate"]) == what),
+            None,
+        )  # fmt: skip
 
     @classmethod
     def read(cls, path: Path) -> Report:
