@@ -64,9 +64,9 @@ def _check(flags: argparse.Namespace) -> int:
 
 
 def _demo(flags: argparse.Namespace) -> int:
-    from stickyroute.benchmark.demo import run_demo
+    from stickyroute.benchmark.demo import SECONDS, run_demo
 
-    return run_demo(once=flags.once)
+    return run_demo(once=flags.once, seconds=SECONDS if flags.seconds is None else flags.seconds)
 
 
 def _delegate(command: str, arguments: list[str]) -> int:
@@ -132,10 +132,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
     demo.add_argument("--once", action="store_true", help="exit after the table")
+    demo.add_argument(
+        "--seconds", type=_seconds, metavar="N", help="play each policy for so long, 1 to 600 (default 13)"
+    )
 
     for name, text in _DELEGATED.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Raises ArgumentTypeError for what is no such number."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 600:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds from 1 to 600")
+    return seconds
 
 
 def _add_set(command: argparse.ArgumentParser) -> None:

@@ -2,15 +2,20 @@
 
 Owns the story: who talks, what is shown, the curl line at the end. Users, requests and sockets are real;
 only the GPUs are simulated. Each policy meets cold engines, and hit rates are the engines' own counters.
+
+A benchmark whose load generator fell behind has no figures. Here somebody wants to see what the thing does, on
+whatever machine is at hand: the table comes all the same, since what was cached and who served it is counted and no
+matter of time, but it says that its times are the machine's too and draws no conclusion from them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 from typing import Final, TextIO
@@ -21,7 +26,7 @@ from stickyroute.app import App
 from stickyroute.benchmark.engines import Engines
 from stickyroute.benchmark.load import Load
 from stickyroute.benchmark.progress import Progress
-from stickyroute.benchmark.results import Row, Run, Summary, summarize
+from stickyroute.benchmark.results import LATE_LIMIT_S, Lateness, Row, Run, Summary, summarize
 from stickyroute.benchmark.workloads.chat import Chat
 from stickyroute.settings import Settings
 from stickyroute.simulator.config import EngineConfig
@@ -73,13 +78,13 @@ async def _demo(once: bool, seconds: float, out: TextIO) -> int:
         f"document,\n  send {workload.rate:.0f} requests a second over real sockets. Caches start cold.\n",
         file=out,
     )
-    summaries: list[Summary] = []
+    runs: list[Run] = []
     async with AsyncExitStack() as up:
         for name, policy in POLICIES.items():
             await up.aclose()  # the fleet of the policy before
             fleet = await _start(up, policy, stays=not once and name == "sticky")
-            summaries.append(await _play(fleet, workload, name, Progress(name, out)))
-        print(_table(summaries), file=out)
+            runs.append(await _play(fleet, workload, name, Progress(name, out)))
+        print(_table(*runs), file=out)
         if not once:
             await _stay(fleet, out)
     return 0
@@ -116,7 +121,7 @@ def _settings(policy: str, urls: list[str], port: int) -> Settings:
     )
 
 
-async def _play(fleet: _Fleet, workload: Chat, name: str, progress: Progress) -> Summary:
+async def _play(fleet: _Fleet, workload: Chat, name: str, progress: Progress) -> Run:
     rows: list[Row] = []
 
     def tell(row: Row) -> None:
@@ -142,7 +147,7 @@ async def _play(fleet: _Fleet, workload: Chat, name: str, progress: Progress) ->
     finally:
         await engines.end()
     progress.done(f"{len(rows)} requests in {loaded.duration_s:.0f} s")
-    return summarize(run)
+    return run
 
 
 def _note(rows: list[Row]) -> str:
@@ -154,21 +159,24 @@ def _note(rows: list[Row]) -> str:
     return f"cached {cached / tokens:3.0%}   first token after {median(ttft) * 1e3:4.0f} ms"
 
 
-def _table(summaries: list[Summary]) -> str:
-    usual, sticky = summaries
+def _figures(run: Run) -> Summary:
+    """The figures of a run, of one that fell behind too."""
+    return summarize(replace(run, lateness=Lateness()))
+
+
+def _table(usual_run: Run, sticky_run: Run) -> str:
+    usual, sticky = _figures(usual_run), _figures(sticky_run)
+    late_s = max(max(run.lateness.p99_s, run.lateness.loop_p99_s) for run in (usual_run, sticky_run))
     lines = ["", f"  {'':<30}{'round_robin':>13}{'sticky':>13}"]
-    for summary in summaries:
-        if summary.refused:
-            return f"\n  No figures for {summary.policy}: {summary.refused}. This machine was too busy.\n"
 
     def line(what: str, before: str, after: str, verdict: str = "") -> None:
         lines.append(f"  {what:<30}{before:>13}{after:>13}   {verdict}".rstrip())
 
     line(
         "prompt tokens found in cache",
-        f"{usual.hit_rate:.1%}",
-        f"{sticky.hit_rate:.1%}",
-        f"{sticky.hit_rate / usual.hit_rate:.1f} x as many" if usual.hit_rate else "",
+        _share(usual.hit_rate),
+        _share(sticky.hit_rate),
+        _ratio(sticky.hit_rate, usual.hit_rate, "as many"),
     )
     for what, before_s, after_s in (
         ("first token after, p50", usual.ttft_p50_s, sticky.ttft_p50_s),
@@ -176,12 +184,8 @@ def _table(summaries: list[Summary]) -> str:
         ("between two tokens, p50", usual.itl_p50_s, sticky.itl_p50_s),
     ):
         digits = 1 if before_s < 0.1 else 0
-        line(
-            what,
-            f"{before_s * 1e3:.{digits}f} ms",
-            f"{after_s * 1e3:.{digits}f} ms",
-            f"{before_s / after_s:.1f} x sooner" if after_s else "",
-        )
+        verdict = _ratio(before_s, after_s, "sooner") if late_s <= LATE_LIMIT_S else ""
+        line(what, _ms(before_s, digits), _ms(after_s, digits), verdict)
     less = 1 - sticky.computed_tokens / usual.computed_tokens if usual.computed_tokens else 0.0
     line(
         "prompt tokens computed",
@@ -193,7 +197,28 @@ def _table(summaries: list[Summary]) -> str:
         line(f"requests to gpu-{slot + 1}", f"{usual.shares[slot]:.0%}", f"{sticky.shares[slot]:.0%}")
     errors = usual.errors + sticky.errors
     line("failed requests", str(usual.errors), str(sticky.errors), "" if not errors else "see above")
+    if late_s > LATE_LIMIT_S:
+        lines.append(_BUSY.format(late_ms=late_s * 1e3, limit_ms=LATE_LIMIT_S * 1e3))
     return "\n".join([*lines, ""])
+
+
+def _ms(seconds: float, digits: int) -> str:
+    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.{digits}f} ms"
+
+
+def _share(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.1%}"
+
+
+def _ratio(over: float, under: float, words: str) -> str:
+    """Empty where there is nothing to compare: of no request there is no figure (nan), of a cold cache 0."""
+    return f"{over / under:.1f} x {words}" if under > 0 and over > 0 else ""
+
+
+_BUSY: Final = """
+  This machine was busy with other things: requests left, or their answers were looked at, up to {late_ms:.0f} ms late
+  ({limit_ms:.0f} ms are allowed, at the 99th percentile). So the times above are its own as well, and no comparison.
+  What was found in the cache, computed and sent where is counted, and holds. Try again when it is quiet."""
 
 
 async def _stay(fleet: _Fleet, out: TextIO) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stickyroute.benchmark.cli import main
-from stickyroute.benchmark.demo import run_demo
+from stickyroute.benchmark.demo import ENGINES, _table, run_demo
 from stickyroute.benchmark.progress import Progress
+from stickyroute.benchmark.results import EngineTotals, Lateness, Row, Run
 from stickyroute.benchmark.scenario import load_scenario, scenario_of, standard_scenario
 from stickyroute.errors import ConfigError
 
@@ -80,7 +82,33 @@ def test_the_demo_plays_both_policies_and_ends() -> None:
     text = out.getvalue()
     assert "round_robin" in text
     assert "sticky" in text
-    assert "requests to gpu-4" in text or "No figures" in text
+    assert "requests to gpu-4" in text
+
+
+def test_the_demo_of_a_busy_machine_draws_no_conclusion_from_its_times() -> None:
+    rows = [Row(at_s, 100, 50, 8, 0.2, 0.4, 0.01) for at_s in (0.0, 1.0)]
+    engines = [EngineTotals(queries=200, hits=100, requests=1) for _ in range(ENGINES)]
+
+    def run(late_s: float) -> Run:
+        return Run("chat", "x", 1, 2.0, rows, engines, lateness=Lateness(p99_s=late_s))
+
+    quiet, busy = _table(run(0.04), run(0.0)), _table(run(0.0), run(0.0512))
+    assert "1.0 x sooner" in quiet
+    assert "busy" not in quiet
+    assert "sooner" not in busy
+    assert "up to 51 ms late" in busy
+    for text in (quiet, busy):
+        assert "50.0%        50.0%" in text
+        assert "200 ms" in text
+
+
+def test_the_demo_of_a_fleet_that_answered_nothing_shows_no_times() -> None:
+    engines = [EngineTotals() for _ in range(ENGINES)]
+    row = Row(0.0, 100, None, 0, None, None, error="refused")
+    run = Run("chat", "x", 1, 2.0, [row], engines)
+    text = _table(run, run)
+    assert "nan" not in text
+    assert re.search(r"failed requests +1 +1", text)
 
 
 def test_progress_on_a_pipe_is_quarters_and_on_a_terminal_a_bar() -> None:

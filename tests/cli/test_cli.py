@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from stickyroute import __version__
+from stickyroute.benchmark.demo import SECONDS
 from stickyroute.cli import main
 from stickyroute.settings import Settings
 from tests.cli.commands import environment, run
@@ -121,8 +122,22 @@ def test_the_demo_is_told_whether_to_stay(monkeypatch: pytest.MonkeyPatch) -> No
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr("stickyroute.benchmark.demo.run_demo", lambda **given: calls.append(given) or 0)
     assert main(["demo"]) == 0
-    assert main(["demo", "--once"]) == 0
-    assert [call["once"] for call in calls] == [False, True]
+    assert main(["demo", "--once", "--seconds", "2.5"]) == 0
+    assert calls == [{"once": False, "seconds": SECONDS}, {"once": True, "seconds": 2.5}]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "long", "601"])
+def test_the_demo_takes_seconds_that_make_sense(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", f"--seconds={text}"])
+    assert ended.value.code == 2
+    assert "give seconds from 1 to 600" in capsys.readouterr().err
+
+
+def test_the_help_tells_the_demo_s_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    assert f"default {SECONDS:g}" in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
