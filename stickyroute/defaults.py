@@ -30,6 +30,10 @@ BOUNDED_RING_LOAD_FACTOR: Final = (
     1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
 )
 BOUNDED_RING_FLOOR: Final = 2  # requests: with next to no load, a second request is no reason to leave home
+INDEX_ENTRIES: Final = 262_144  # blocks of 256 bytes and more: what 16 engines with a million tokens each hold
+PREFILL_TOKENS_S: Final = 20_000.0  # tokens a second of one engine, until its first tokens tell
+KV_TOKENS: Final = 300_000.0  # cache of one engine, until its metrics tell
+BYTES_PER_TOKEN: Final = 4.0  # of English text, until usage tells
 RING_VNODES: Final = 512  # per unit of weight: keeps the shares of equal backends within about 10 %
 BACKEND_WEIGHT: Final = 1
 

@@ -10,9 +10,14 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stickyroute.fleet.books import Books
 from stickyroute.fleet.lease import Lease
 from stickyroute.fleet.pools import Models, Pool, Pools
+from stickyroute.fleet.sample import Sample
 from stickyroute.fleet.spec import Backend, BackendSpec
+from stickyroute.fleet.tuning import Tuning
+from stickyroute.routing.keys import NO_KEYS, RequestKeys
+from stickyroute.routing.loads import Loads
 
 __all__ = ["Fleet"]
 
@@ -24,19 +29,26 @@ MODEL_NAME_CHARS = 256
 """A model with a longer name is ignored, for the same reason."""
 
 
-class Fleet:
-    """The backends of `specs`, in that order; `vnodes` is the number of ring points per unit of weight.
+_START_JITTER_S = 1.0
 
-    `in_flight` (requests) and `available` (0 or 1) are indexed by slot, for others to read. Every backend is
-    presumed available until it refuses a connection. Raises ValueError for a name given twice.
+
+class Fleet:
+    """The backends of `specs`, in that order; `vnodes` is the number of ring points per unit of weight, `tuning`
+    where learning starts.
+
+    `loads` is what policies see. `in_flight` (requests) and `available` (0 or 1) are indexed by slot, for
+    others to read. Every backend is presumed available until it refuses a connection. Raises ValueError for a name given twice.
     """
 
-    def __init__(self, specs: Sequence[BackendSpec], vnodes: int) -> None:
+    def __init__(self, specs: Sequence[BackendSpec], vnodes: int, tuning: Tuning | None = None) -> None:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError("backends must have different names")
         self.backends = tuple(Backend(slot, spec) for slot, spec in enumerate(specs))
         count = len(specs)
-        self.in_flight = array("q", [0] * count)
+        tuning = tuning if tuning is not None else Tuning()
+        self._books = Books(count, tuning)
+        self.loads: Loads = self._books.loads
+        self.in_flight = self.loads.in_flight
         self.available = bytearray(b"\x01" * count)
         self._limits = tuple(spec.max_in_flight for spec in specs)
         self._failures = array("q", [0] * count)
@@ -45,7 +57,10 @@ class Fleet:
         self._served: list[Models | None] = [
             None if spec.models is None else Models(spec.models) for spec in specs
         ]
-        self._pools = Pools(self.backends, vnodes, self.in_flight, self.available, self._served)
+        self._samples: list[Sample | None] = [None] * count
+        self._pools = Pools(
+            self.backends, vnodes, self.loads, self.available, self._served, tuning.bytes_per_token
+        )
 
     # Which backends.
 
@@ -63,12 +78,41 @@ class Fleet:
 
     # Requests in flight.
 
-    def lease(self, slot: int) -> Lease | None:
-        """A place on the backend in `slot`, to release on every exit; None when `max_in_flight` are taken."""
+    def settle(self, now_s: float) -> None:
+        """Bring backlogs up to date. Call it before a choice; without it they are a little behind."""
+        self._books.settle(now_s)
+
+    def lease(
+        self,
+        slot: int,
+        keys: RequestKeys = NO_KEYS,
+        now_s: float = 0.0,
+        pool: Pool | None = None,
+        streams: bool = True,
+    ) -> Lease | None:
+        """A place on the backend in `slot`, to release on every exit; None when `max_in_flight` are taken.
+
+        The request counts as dispatched at `now_s`. `keys` say how much the backend has to compute for it;
+        `streams` that its first token will be seen.
+        """
         limit = self._limits[slot]
         if limit is not None and self.in_flight[slot] >= limit:
             return None
-        return Lease(self.in_flight, slot)
+        return Lease(self._books, slot, keys, None if pool is None else pool.view, now_s, streams)
+
+    def record_sample(self, slot: int, sample: Sample, now_s: float) -> None:
+        """What a look at the backend's metrics said. A start time that moved, or a sum that fell, is a restart:
+        nothing is cached there any more."""
+        before, self._samples[slot] = self._samples[slot], sample
+        books = self._books
+        if before is not None and _restarted(before, sample):
+            books.record_restart(slot)
+        if sample.capacity_tokens is not None:
+            books.record_capacity(slot, sample.capacity_tokens)
+        elif sample.blocks is not None and sample.block_size_tokens is not None:
+            books.record_capacity(slot, sample.blocks * sample.block_size_tokens)
+        if sample.kv_utilization is not None:
+            books.record_kv(slot, sample.kv_utilization)
 
     # Reachability.
 
@@ -80,6 +124,9 @@ class Fleet:
         """
         if not self.available[slot] and now_s < self._retry_at_s[slot]:
             return
+        if self.available[slot]:
+            # Nobody listens, so the process is gone, and with it all that was cached.
+            self._books.record_restart(slot)
         step_s = min(BACKOFF_LAST_S / 2, BACKOFF_FIRST_S * 2 ** min(self._failures[slot], 16))
         self.available[slot] = 0
         self._failures[slot] += 1
@@ -161,6 +208,17 @@ class Fleet:
             "ring_share": round(share, 4),
             "models": None if served is None else list(served.names),
         }
+
+
+def _restarted(before: Sample, after: Sample) -> bool:
+    if before.started_s is not None and after.started_s is not None:
+        # Some engines compute it from their uptime, so it jitters.
+        return abs(after.started_s - before.started_s) > _START_JITTER_S
+    return (
+        before.queries_tokens is not None
+        and after.queries_tokens is not None
+        and after.queries_tokens < before.queries_tokens
+    )
 
 
 def _is_usable(row: Mapping[str, Any]) -> bool:

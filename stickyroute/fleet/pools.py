@@ -6,10 +6,11 @@ what clients ask for. Knows nothing of load.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stickyroute.fleet.spec import Backend
+from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
 from stickyroute.routing.view import FleetView
 
@@ -42,14 +43,16 @@ class Pools:
         self,
         backends: Sequence[Backend],
         vnodes: int,
-        in_flight: MutableSequence[int],
+        loads: Loads,
         available: bytearray,
         served: Sequence[Models | None],
+        bytes_per_token: float,
     ) -> None:
         self._backends = backends
         self._vnodes = vnodes
-        self._in_flight = in_flight
+        self._loads = loads
         self._available = available
+        self._bytes_per_token = bytes_per_token
         self._views: dict[tuple[int, ...], FleetView] = {}
         self.rebuild(served)
 
@@ -86,6 +89,6 @@ class Pools:
         if view is None:
             specs = [self._backends[slot].spec for slot in members]
             ring = Ring.build([(spec.name, spec.weight) for spec in specs], self._vnodes)
-            view = FleetView(ring, members, ring.weights, self._in_flight, self._available)
+            view = FleetView(ring, members, ring.weights, self._loads, self._available, self._bytes_per_token)
         self._views[members] = view
         return view

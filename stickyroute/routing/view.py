@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, MutableSequence, Sequence
 from operator import itemgetter
 
+from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
 
 __all__ = ["FleetView"]
@@ -20,13 +21,16 @@ class FleetView:
     `in_flight` (requests) and `available` (0 or 1) are indexed by slot. `placed` are the members with a
     weight; the others serve only when none of those can. `credits` belongs to `take_turn` alone; it lives
     here so that every set of candidates has a rotation of its own, and loses it together with its ring.
+    `loads` are the fleet's; `bytes_per_token` of the text these backends are sent is learned by the fleet.
     """
 
     __slots__ = (
         "_read_loads",
         "available",
+        "bytes_per_token",
         "credits",
         "in_flight",
+        "loads",
         "placed",
         "ring",
         "slots",
@@ -40,15 +44,18 @@ class FleetView:
         ring: Ring,
         slots: Sequence[int],
         weights: Sequence[int],
-        in_flight: MutableSequence[int],
+        loads: Loads,
         available: bytearray,
+        bytes_per_token: float = 4.0,
     ) -> None:
         if not len(ring.members) == len(slots) == len(weights):
             raise ValueError("ring, slots and weights must tell of the same members")
         self.ring = ring
         self.slots = tuple(slots)
         self.weights = tuple(weights)
-        self.in_flight = in_flight
+        self.loads = loads
+        self.in_flight = loads.in_flight
+        self.bytes_per_token = bytes_per_token
         self.available = available
         self.placed = tuple(member for member, weight in enumerate(weights) if weight)
         self.unplaced = tuple(member for member, weight in enumerate(weights) if not weight)

@@ -6,7 +6,10 @@ from array import array
 from collections.abc import Sequence
 from functools import cache
 
+from stickyroute.routing.index import Index
+from stickyroute.routing.kappa import Kappa
 from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
 from stickyroute.routing.view import FleetView
 
@@ -34,8 +37,11 @@ def pool(
     slots = range(len(weights)) if slots is None else slots
     size = max(slots, default=-1) + 1
     in_flight = array("q", loads if loads is not None else [0] * size)
+    capacity = [300_000.0] * size
+    known = Loads(in_flight, capacity, 5e-5, Index(64, capacity), Kappa())
+    known.decode_s = 0.02
     available = bytearray(0 if slot in down else 1 for slot in range(size))
-    return FleetView(_ring(tuple(weights)), slots, weights, in_flight, available)
+    return FleetView(_ring(tuple(weights)), slots, weights, known, available)
 
 
 @cache  # a ring never changes, and building one costs more than all a test does with it

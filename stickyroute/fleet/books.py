@@ -1,0 +1,220 @@
+"""The accounts of what backends have been given and how fast they work it off.
+
+Owns every change of `Loads`: at dispatch, at the first token, when usage is told, at the end, and as time
+passes. A prompt's uncached tokens are backlog from dispatch to its first token; engines take prompts in order,
+so the one at the head is worked off at the learned rate meanwhile, and a head whose reply does not stream (it
+never shows a first token) leaves the backlog when it should be done.
+
+What is learned: seconds per uncached token and per first token, from TTFT against the backlog a request found;
+what a running sequence adds to a step, from pauses between tokens against how many ran; bytes per token, and
+how much of a believed hit is one, from usage. Knows no sockets and no policy; time is an argument.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from stickyroute.defaults import BYTES_PER_TOKEN
+from stickyroute.fleet.learn import Line, Mean
+from stickyroute.fleet.lease import Lease
+from stickyroute.fleet.tuning import Tuning
+from stickyroute.openai.usage import Usage
+from stickyroute.routing.cost import KV_HIGH_WATER
+from stickyroute.routing.index import Index
+from stickyroute.routing.kappa import Kappa
+from stickyroute.routing.loads import Loads
+
+__all__ = ["Books"]
+
+_STEP_S = 0.02  # one step of an engine, until first tokens tell
+_DECODE_STEP_S = 1e-4  # what a running sequence adds to a step, until pauses between tokens tell
+_ANSWER_TOKENS = 200.0
+_RATE_UNIT_TOKENS = 2000.0
+_DECODE_UNIT = 8.0  # sequences
+_HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
+_MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
+
+
+class Books:
+    """Keeps `loads` of `count` backends."""
+
+    def __init__(self, count: int, tuning: Tuning) -> None:
+        token_s = 1.0 / tuning.prefill_tokens_s
+        capacity: Sequence[float] = [tuning.kv_tokens] * count
+        self.loads = Loads(
+            array("q", [0] * count),
+            capacity,
+            token_s,
+            Index(tuning.index_entries, capacity),
+            Kappa(tuning.kappa),
+        )
+        self._waiting: list[dict[Lease, None]] = [{} for _ in range(count)]  # in the order of dispatch
+        self._since_s = [0.0] * count  # when the head of the queue came to be the head
+        self._owed = [0.0] * count  # tokens of all that wait
+        self._rate = [Line(_STEP_S, token_s, _RATE_UNIT_TOKENS) for _ in range(count)]
+        self._decode = Line(2 * _STEP_S, _DECODE_STEP_S, _DECODE_UNIT)
+        self._answer = Mean(_ANSWER_TOKENS)
+        self._stay = Mean(0.0, 0.02)
+        self._believed = [0.0] * count  # tokens that were held to be hits, and those that were
+        self._proved = [0.0] * count
+        self.loads.step_s = _STEP_S
+        self._update_decode()
+
+    # A request's way.
+
+    def open(self, lease: Lease, now_s: float) -> None:
+        """A request is dispatched."""
+        loads, slot, keys = self.loads, lease.slot, lease.keys
+        waiting = self._waiting[slot]
+        if waiting:
+            self._settle(slot, now_s)
+        else:
+            self._since_s[slot] = now_s
+        size = keys.prompt_bytes
+        if size:
+            view = lease.view
+            if keys.prompt_tokens is not None:
+                tokens = float(keys.prompt_tokens)
+            else:
+                tokens = size / (view.bytes_per_token if view is not None else BYTES_PER_TOKEN)
+            lease.tokens = tokens
+            lease.missing_tokens = tokens
+            if keys.chain:
+                ends = keys.ends
+                blocks = loads.index.insert(slot, keys.chain, ends, tokens / size)
+                if blocks:
+                    lease.held_blocks = blocks
+                    lease.held_tokens = held = tokens * ends[blocks - 1] / size
+                    lease.missing_tokens = max(1.0, tokens - loads.trust[slot] * held)
+        loads.in_flight[slot] += 1
+        loads.queued[slot] += 1
+        loads.in_flight_tokens[slot] += lease.tokens
+        used = loads.kv_ratio[slot] * loads.in_flight_tokens[slot]
+        lease.learns = lease.streams and used < KV_HIGH_WATER * loads.capacity_tokens[slot]
+        lease.ahead_tokens = loads.backlog_tokens[slot]
+        waiting[lease] = None
+        self._owed[slot] += lease.missing_tokens
+        loads.backlog_tokens[slot] += lease.missing_tokens
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """Its prompt, and so every one before it, is computed."""
+        slot = lease.slot
+        loads = self.loads
+        if lease in self._waiting[slot]:
+            self._leave(lease)
+            for other in list(self._waiting[slot]):
+                if other.began_s > lease.began_s:
+                    break
+                if not other.streams:
+                    self._leave(other)
+            self._since_s[slot] = now_s
+            loads.backlog_tokens[slot] = self._owed[slot]
+        lease.running_then = loads.in_flight[slot] - loads.queued[slot]
+        if not lease.streams or not lease.tokens:
+            return
+        ttft_s = now_s - lease.began_s
+        rate = self._rate[slot]
+        if lease.learns:
+            rate.add(lease.ahead_tokens + lease.missing_tokens, ttft_s)
+            loads.token_s[slot] = rate.slope
+            loads.step_s += 0.02 * (rate.base - loads.step_s)
+        loads.kappa.record(ttft_s, rate.base + lease.missing_tokens * rate.slope)
+
+    def usage(self, lease: Lease, usage: Usage, now_s: float) -> None:
+        """The reply told its tokens."""
+        keys, slot, loads = lease.keys, lease.slot, self.loads
+        prompt = usage.prompt_tokens
+        if prompt > 0 and keys.prompt_bytes and keys.prompt_tokens is None and lease.view is not None:
+            # Sums would let one huge prompt decide; the mean of ratios lets very short ones, so those count less.
+            weight = 0.02 * min(1.0, prompt / 100)
+            view = lease.view
+            view.bytes_per_token += weight * (keys.prompt_bytes / prompt - view.bytes_per_token)
+        if usage.cached_tokens is not None and lease.held_tokens:
+            self._believed[slot] = 0.99 * self._believed[slot] + min(lease.held_tokens, prompt)
+            self._proved[slot] = 0.99 * self._proved[slot] + min(usage.cached_tokens, lease.held_tokens)
+            loads.trust[slot] = min(1.0, self._proved[slot] / self._believed[slot])
+        answer = usage.completion_tokens
+        if answer is not None and answer > 0:
+            loads.index.record_tokens(slot, answer)
+            self._answer.add(answer)
+            if lease.first_s and lease.streams and answer >= _MIN_RUN_TOKENS and now_s > lease.first_s:
+                ran = (lease.running_then + loads.in_flight[slot] - loads.queued[slot]) / 2
+                self._decode.add(ran, (now_s - lease.first_s) / (answer - 1))
+            self._update_decode()
+
+    def close(self, lease: Lease, now_s: float | None) -> None:
+        """The request is over, however it ended."""
+        slot, loads = lease.slot, self.loads
+        loads.in_flight[slot] -= 1
+        loads.in_flight_tokens[slot] -= lease.tokens
+        if not loads.in_flight[slot]:
+            loads.in_flight_tokens[slot] = 0.0  # sums of floats don't come back to zero by themselves
+        if lease in self._waiting[slot]:
+            self._leave(lease)
+            loads.backlog_tokens[slot] = self._owed[slot]
+        if not lease.answered and lease.keys.chain:
+            loads.index.forget(slot, lease.keys.chain[lease.held_blocks :])
+        elif now_s is not None:
+            self._stay.add(now_s - lease.began_s)
+            loads.stay_s = self._stay.value
+
+    # As time passes.
+
+    def settle(self, now_s: float) -> None:
+        """Bring every backlog up to `now_s`."""
+        for slot, waiting in enumerate(self._waiting):
+            if waiting:
+                self._settle(slot, now_s)
+
+    def _settle(self, slot: int, now_s: float) -> None:
+        waiting = self._waiting[slot]
+        token_s = self.loads.token_s[slot]
+        since_s = self._since_s[slot]
+        done = 0.0
+        while waiting:
+            head = next(iter(waiting))
+            done = (now_s - since_s) / token_s
+            if head.streams or done < head.missing_tokens:
+                done = min(done, _HEAD_LIMIT * head.missing_tokens)
+                break
+            since_s += head.missing_tokens * token_s
+            self._leave(head)
+            done = 0.0
+        self._since_s[slot] = since_s
+        self.loads.backlog_tokens[slot] = max(0.0, self._owed[slot] - max(0.0, done))
+
+    def _leave(self, lease: Lease) -> None:
+        """Out of the queue; the head's successor begins when told."""
+        slot = lease.slot
+        waiting = self._waiting[slot]
+        del waiting[lease]
+        self.loads.queued[slot] -= 1
+        self._owed[slot] = self._owed[slot] - lease.missing_tokens if waiting else 0.0
+
+    def _update_decode(self) -> None:
+        self.loads.answer_tokens = self._answer.value
+        self.loads.decode_s = self._decode.slope * self._answer.value
+
+    # What a scrape says.
+
+    def record_capacity(self, slot: int, tokens: float) -> None:
+        """The size of a backend's cache."""
+        if tokens > 0:
+            self.loads.capacity_tokens[slot] = tokens
+            self.loads.index.set_capacity(slot, tokens)
+
+    def record_kv(self, slot: int, utilization: float) -> None:
+        """The share of its cache, 0 to 1, that a backend's running requests hold."""
+        loads = self.loads
+        mine = loads.in_flight_tokens[slot]
+        if mine > 0:
+            seen = min(2.0, utilization * loads.capacity_tokens[slot] / mine)
+            known = loads.kv_ratio[slot]
+            loads.kv_ratio[slot] = seen if not known else known + 0.3 * (seen - known)
+
+    def record_restart(self, slot: int) -> None:
+        """The engine started anew: its cache is empty."""
+        self.loads.index.clear(slot)
+        self.loads.trust[slot] = 1.0
+        self._believed[slot] = self._proved[slot] = 0.0

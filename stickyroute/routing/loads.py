@@ -1,0 +1,56 @@
+"""What is known of every backend at this moment, as policies read it: flat arrays by slot, and a few means.
+
+Owns the names and units. The fleet makes one and is the only one to write it. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from stickyroute.routing.index import Index
+from stickyroute.routing.kappa import Kappa
+
+__all__ = ["Loads"]
+
+
+class Loads:
+    """By slot: requests `in_flight` and those of them still `queued` (without a first token); prompt tokens of
+    what is in flight (`in_flight_tokens`); uncached prompt tokens before their first token (`backlog_tokens`);
+    seconds per uncached token (`token_s`); the cache's size (`capacity_tokens`); the part of a believed hit
+    that comes true (`trust`, 0 to 1); how much of `in_flight_tokens` the engine really holds (`kv_ratio`, 0
+    while unknown, which is never "full").
+
+    For the whole fleet: `step_s`, what a first token takes apart from its tokens; `decode_s`, what one more
+    running sequence adds to another's answer as a whole; `answer_tokens` and `stay_s`, mean length of an
+    answer and time in flight.
+    """
+
+    __slots__ = (
+        "answer_tokens", "backlog_tokens", "capacity_tokens", "decode_s", "in_flight", "in_flight_tokens", "index",
+        "kappa", "kv_ratio", "queued", "stay_s", "step_s", "token_s", "trust",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        in_flight: array[int],
+        capacity_tokens: Sequence[float],
+        token_s: float,
+        index: Index,
+        kappa: Kappa,
+    ) -> None:
+        count = len(in_flight)
+        self.in_flight = in_flight
+        self.queued = array("q", [0] * count)
+        self.in_flight_tokens = array("d", [0.0] * count)
+        self.backlog_tokens = array("d", [0.0] * count)
+        self.token_s = array("d", [token_s] * count)
+        self.capacity_tokens = array("d", capacity_tokens)
+        self.trust = array("d", [1.0] * count)
+        self.kv_ratio = array("d", [0.0] * count)
+        self.index = index
+        self.kappa = kappa
+        self.step_s = 0.0
+        self.decode_s = 0.0
+        self.answer_tokens = 0.0
+        self.stay_s = 0.0
