@@ -12,17 +12,14 @@ import asyncio
 import errno
 import logging
 import random
-import ssl
 from typing import Any
 
 import aiohttp
 import orjson
-from yarl import URL
 
-from stickyroute import __version__
 from stickyroute.clock import monotonic
-from stickyroute.errors import ConfigError
 from stickyroute.fleet import Backend, BackendSpec, Fleet
+from stickyroute.watch.client import Asking, open_session, read_bounded
 from stickyroute.watch.supervisor import Supervisor
 
 __all__ = ["ModelsWatch"]
@@ -52,22 +49,14 @@ class ModelsWatch:
     def __init__(self, fleet: Fleet, *, interval_s: float, timeout_s: float = ASK_TIMEOUT_S) -> None:
         self._fleet = fleet
         self._interval_s = interval_s
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._questions = [_Question(backend) for backend in fleet.backends]
         self._supervisor = Supervisor()
         self._session: aiohttp.ClientSession | None = None
 
     def start(self) -> None:
         """Begin asking; must be called on the running loop."""
-        # Engines close idle connections after 5 s and we ask every 10: a fresh connection each time is never
-        # stale.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=5)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=self._timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": f"stickyroute/{__version__}", "Accept-Encoding": "identity"},
-        )
+        self._session = open_session(self._timeout_s)
         for question in self._questions:
             self._supervisor.start(
                 f"models:{question.backend.name}", _bind(self._watch, question, self._session)
@@ -118,10 +107,8 @@ class ModelsWatch:
 
     async def _ask(self, question: _Question, session: aiohttp.ClientSession) -> None:
         try:
-            async with session.get(
-                question.url, headers=question.headers, ssl=question.tls, allow_redirects=False
-            ) as reply:
-                body = await _read_bounded(reply)
+            async with question.asking.get(session) as reply:
+                body = await read_bounded(reply, REPLY_BYTES)
                 status = reply.status
         except aiohttp.ClientConnectorError as error:
             refused = error.os_error.errno not in _OUR_WANT
@@ -159,11 +146,8 @@ class _Question:
     """One backend and how to ask it; remembers what was last said of it, so only changes are logged."""
 
     def __init__(self, backend: Backend) -> None:
-        spec = backend.spec
         self.backend = backend
-        self.url = _models_url(spec)
-        self.headers = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
-        self.tls = _tls(spec)
+        self.asking = Asking(backend.spec, "/v1/models")
         self.answered = asyncio.Event()
         self.due = asyncio.Event()
         self._said = ""
@@ -177,35 +161,6 @@ class _Question:
 
 def _bind(watch: Any, question: _Question, session: aiohttp.ClientSession) -> Any:
     return lambda: watch(question, session)
-
-
-def _models_url(spec: BackendSpec) -> URL:
-    host = f"[{spec.host}]" if ":" in spec.host and not spec.host.startswith("[") else spec.host
-    return URL(f"{spec.scheme}://{host}:{spec.port}{spec.base_path.rstrip('/')}/v1/models", encoded=True)
-
-
-def _tls(spec: BackendSpec) -> ssl.SSLContext | bool:
-    """True lets aiohttp apply its default checks, which plain http ignores."""
-    if spec.scheme != "https":
-        return True
-    try:
-        context = ssl.create_default_context(cafile=spec.ca)
-    except OSError as error:
-        raise ConfigError(f"backend {spec.name}: its CA file cannot be used: {error}") from error
-    if not spec.tls_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-async def _read_bounded(reply: aiohttp.ClientResponse) -> bytes | None:
-    """The body, or None when it is longer than REPLY_BYTES."""
-    body = bytearray()
-    async for chunk in reply.content.iter_chunked(64 * 1024):
-        body += chunk
-        if len(body) > REPLY_BYTES:
-            return None
-    return bytes(body)
 
 
 def _unlisted(spec: BackendSpec, status: int) -> str:

@@ -1,0 +1,69 @@
+"""How the watchers ask a backend: the HTTP client's set-up, and one question as a value.
+
+Owns connections, credentials and TLS towards backends, for questions of our own. Must not know what is asked
+or what an answer means.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import AbstractAsyncContextManager
+
+import aiohttp
+from yarl import URL
+
+from stickyroute import __version__
+from stickyroute.errors import ConfigError
+from stickyroute.fleet import BackendSpec
+
+__all__ = ["Asking", "open_session", "read_bounded"]
+
+
+class Asking:
+    """A GET of `path` on one backend. Raises ConfigError for an unreadable CA file."""
+
+    def __init__(self, spec: BackendSpec, path: str) -> None:
+        self._url = URL(spec.url + path, encoded=True)
+        self._headers = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
+        self._tls = _tls(spec)
+
+    def get(self, session: aiohttp.ClientSession) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Ask; use as `async with`."""
+        return session.get(self._url, headers=self._headers, ssl=self._tls, allow_redirects=False)
+
+
+def open_session(timeout_s: float) -> aiohttp.ClientSession:
+    """A client on the running loop; `timeout_s` bounds one question, connecting included."""
+    # Engines close idle connections after 5 s, about as often as we ask: a fresh connection each time is
+    # never stale.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=5)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"User-Agent": f"stickyroute/{__version__}", "Accept-Encoding": "identity"},
+    )
+
+
+async def read_bounded(reply: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """The body, or None when it is longer than `limit_bytes`."""
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(64 * 1024):
+        body += chunk
+        if len(body) > limit_bytes:
+            return None
+    return bytes(body)
+
+
+def _tls(spec: BackendSpec) -> ssl.SSLContext | bool:
+    """True lets aiohttp apply its default checks, which plain http ignores."""
+    if spec.scheme != "https":
+        return True
+    try:
+        context = ssl.create_default_context(cafile=spec.ca)
+    except OSError as error:
+        raise ConfigError(f"backend {spec.name}: its CA file cannot be used: {error}") from error
+    if not spec.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
