@@ -61,12 +61,11 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
 
     def may_go() -> bool:
         """Enter the lane: between two chunks, and all that went before has left the client's transport."""
-        upstream.direct = upstream.between_chunks and not queued()
-        return upstream.direct
+        relay.direct = upstream.between_chunks and not queued()
+        return relay.direct
 
     def data_received(
         data: bytes,
-        upstream: UpstreamConnection = upstream,
         relay: Relay = relay,
         descriptor: int = client.descriptor,
         slowly: Callable[[bytes], None] = upstream.data_received,
@@ -80,14 +79,14 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
             slowly(data)
             return
         # By slice and index: a method of bytes costs twice as much, most of it for unpacking its argument.
-        if data[line] == begin and data[-1] == _LF and data[-2] == _CR and (upstream.direct or may_go()):
+        if data[line] == begin and data[-1] == _LF and data[-2] == _CR and (relay.direct or may_go()):
             relay.bytes_out += size
             try:
                 sent = _write(descriptor, data)
             except OSError:  # full, or broken: the transport deals with either
                 sent = 0
             if sent != length:
-                upstream.direct = False
+                relay.direct = False
                 later(data[sent:])
         else:
             slowly(data)

@@ -43,6 +43,7 @@ class Relay(ABC):
         "bytes_out",
         "chunked",
         "client",
+        "direct",
         "first_byte_s",
         "head_sent",
         "over",
@@ -68,6 +69,7 @@ class Relay(ABC):
         self.first_byte_s = 0.0
         self.sent_s = 0.0
         self.chunked = False
+        self.direct = False  # belongs to the lane: nothing of this reply waits in the client's transport
         self._keep_alive = request.keep_alive
         self.paused = False
         self._heard = -1

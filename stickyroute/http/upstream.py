@@ -54,7 +54,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_switched",
         "_transport",
         "between_chunks",
-        "direct",
         "fresh",
         "heard",
         "idle_since_s",
@@ -100,7 +99,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._error = False
         self._lane = False
         self.between_chunks = False
-        self.direct = False
         self._open.clear()
         self._rest = b""
         self.heard = 0
@@ -147,7 +145,7 @@ class UpstreamConnection(asyncio.Protocol):
         elif relay.chunked and not self._eof_ends_body and not self._error:
             # A chunk's line or end ends in a line feed; with no chunk open it was an end (or the head's).
             self.between_chunks = not self._open and data[-1] == _LF
-            self.direct = False
+            relay.direct = False
             if not self._lane and relay.bytes_out and relay.client.descriptor >= 0:
                 self._lane = True
                 self._use(Lane(self, relay))
