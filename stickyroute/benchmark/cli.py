@@ -22,11 +22,12 @@ import yaml
 from stickyroute import __version__
 from stickyroute.benchmark.compare import Comparison, find_routers
 from stickyroute.benchmark.jobs import Done, done, run_scenario
+from stickyroute.benchmark.knee import at_knees, find_knees
 from stickyroute.benchmark.progress import Progress
 from stickyroute.benchmark.report import markdown, page, table
 from stickyroute.benchmark.report.document import Report
 from stickyroute.benchmark.results import Row, Summary
-from stickyroute.benchmark.scenario import Scenario, load_scenario, quick_scenario, standard_scenario
+from stickyroute.benchmark.scenario import Scenario, check, load_scenario, quick_scenario, standard_scenario
 from stickyroute.benchmark.single import run_single
 from stickyroute.benchmark.workloads import WORKLOADS, make_workload
 from stickyroute.errors import ConfigError
@@ -131,11 +132,21 @@ def _add_scenario(command: argparse.ArgumentParser) -> None:
         "--policy", action="append", default=[], metavar="NAME", help="a policy, or omniscient"
     )
     command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a workload's parameter"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a parameter, of every workload that has it",
     )
     command.add_argument("--seeds", type=int, metavar="N", help="repeats with different seeds (default 3)")
     command.add_argument(
         "--rate", action="append", default=[], type=float, help="run at this rate; may be repeated"
+    )
+    command.add_argument(
+        "--knee", metavar="POLICY", help="run at multiples of the load that this policy can just bear"
+    )
+    command.add_argument(
+        "--at", action="append", default=[], type=float, metavar="X", help="such a multiple (0.7, 1 and 1.2)"
     )
     _add_out(command)
     _add_markdown(command)
@@ -164,12 +175,23 @@ def _scenario(flags: argparse.Namespace) -> Scenario:
         )
     else:
         scenario = load_scenario(flags.scenario) if flags.scenario else standard_scenario()
+        given = _set(flags.set)
+        if given:
+            cases = tuple(case.with_known(given) for case in scenario.cases)
+            if cases == scenario.cases:
+                raise ConfigError(f"--set: no workload of {scenario.name} has {', '.join(given)}")
+            scenario = replace(scenario, cases=cases)
         if flags.policy:
             scenario = replace(scenario, policies=tuple(flags.policy))
         if flags.seeds:
             scenario = replace(scenario, seeds=flags.seeds)
     if flags.rate:
         scenario = replace(scenario, rates=tuple(flags.rate))
+    if flags.knee:
+        scenario = replace(scenario, knee=flags.knee)
+    if flags.at:
+        scenario = replace(scenario, at=tuple(flags.at))
+    check(scenario, "flags")
     return scenario
 
 
@@ -183,10 +205,26 @@ def _set(assignments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def _at_knees(scenario: Scenario, processes: int) -> tuple[Scenario, list[str]]:
+    """The scenario at the knees of its workloads if it asks for that, and a fact about them."""
+    if not scenario.knee:
+        return scenario, []
+    progress = Progress("knees")
+    knees = find_knees(scenario, processes, lambda n, of, last: progress.step(n / of, str(last)))
+    progress.done(f"{len(knees)} found")
+    told = "; ".join(str(knee) for knee in knees)
+    fact = (
+        f"knees of {scenario.knee}, the largest load with {scenario.knee_good:.0%} of the first tokens within "
+        f"{scenario.slo_ttft_s:g} s: {told}; run at {', '.join(f'{factor:g} x' for factor in scenario.at)}"
+    )
+    return at_knees(scenario, knees), [fact]
+
+
 def _replay(flags: argparse.Namespace) -> int:
     scenario = _scenario(flags)
     if flags.replicas:
         scenario = replace(scenario, replicas=(flags.replicas,))
+    scenario, knees = _at_knees(scenario, flags.processes)
     progress = Progress(scenario.name)
 
     def tell(done: int, whole: int, last: Summary) -> None:
@@ -194,18 +232,19 @@ def _replay(flags: argparse.Namespace) -> int:
 
     found = run_scenario(scenario, flags.processes, tell)
     progress.done(f"{len(found)} runs")
-    report = _document(scenario, found, ["virtual time, no sockets"])
+    report = _document(scenario, found, ["virtual time, no sockets", *knees])
     return _save(report, flags.out, f"replay-{scenario.name}", flags.markdown)
 
 
 def _compare(flags: argparse.Namespace) -> int:
     scenario = _scenario(flags)
     lineup = find_routers(scenario, flags.router, flags.peers_venv)
+    scenario, knees = _at_knees(scenario, os.cpu_count() or 1)
     stem = f"compare-{scenario.name}"
     progress = Progress(scenario.name)
 
     def document(found: Sequence[Done]) -> Report:
-        return _document(scenario, found, ["over HTTP, real time, open loop", *lineup.labels])
+        return _document(scenario, found, ["over HTTP, real time, open loop", *knees, *lineup.labels])
 
     def keep(found: list[Done], share: float, note: str) -> None:
         progress.step(share, note)

@@ -1,15 +1,26 @@
-"""A router that cannot exist: it sees the engines' true caches and queues at the moment of the choice.
+"""A router that cannot exist: it sees the engines' true caches, queues and steps at the moment of the choice.
 
-Owns the yardstick that policies are held against in replay. It is greedy, not optimal: it takes the engine
-on which this request's first token comes soonest, where what must be computed counts 1 + kappa times, since
-it also delays everybody behind it. kappa is how often a request waits for its own work: (mean TTFT / mean
-prefill of the same requests) - 1, measured as the run goes, 0 to 8.
+Owns the yardstick that policies are held against in replay. It takes the engine on which a request costs
+least in seconds of waiting, its own and everybody's:
+
+    cost = predicted time to first token + what it adds to the waiting of those who come after it
+
+The prediction follows the engine's own schedule: the end of the steps that run and are planned, the prompts
+ahead of it, its own missing tokens, the sequences that decode in every step meanwhile, and the wait for free
+blocks. What it adds: work of w seconds delays whoever arrives on that engine before its queue is empty again.
+With a backlog of q seconds, a rate of arrivals r and a share rho of the time spent on prompts, those are
+r (q + w) / (1 - rho) requests, w seconds each. That is local, unlike one price for the fleet: an idle engine
+is a cheap place for a second copy however long the queues are elsewhere.
+
+It knows the present, not the future, so it is no bound. Knows no policy.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from heapq import nsmallest
+from math import ceil, exp
 from typing import Final
 
 from stickyroute.benchmark.workloads.base import Request
@@ -18,8 +29,23 @@ from stickyroute.simulator.cache import Held
 from stickyroute.simulator.engine import Engine
 from stickyroute.simulator.profiles import Profile
 from stickyroute.simulator.scheduler import Sequence as EngineSequence
+from stickyroute.simulator.timing import attended_pairs
 
-_DECAY: Final = 0.995  # about the last 200 requests
+_MEMORY_S: Final = 20.0  # how far back rate and load are measured
+_WANTED_MAX: Final = 50_000
+_RHO_MAX: Final = 0.9  # at saturation every queue would count as endless
+
+
+class _Ahead:
+    """A request on its way to its first token: what it still had to compute when it was placed, and its cost
+    in seconds."""
+
+    __slots__ = ("missing", "sequence", "work_s")
+
+    def __init__(self, sequence: EngineSequence, missing: int, work_s: float) -> None:
+        self.sequence = sequence
+        self.missing = missing
+        self.work_s = work_s
 
 
 class Omniscient:
@@ -28,36 +54,85 @@ class Omniscient:
     def __init__(self, engines: Sequence[Engine], profile: Profile) -> None:
         self._engines = engines
         self._profile = profile
-        self._kappa = 0.0
-        self._ttft_s = 0.0  # sums that decay, so their ratio follows the load
-        self._service_s = 0.0
-        self._ahead: list[deque[tuple[EngineSequence, int]]] = [deque() for _ in engines]
+        self._now_s = 0.0
+        self._rate = 0.0  # requests a second of the fleet
+        self._load = 0.0  # seconds of prefill a second, of the fleet
+        self._ahead: list[deque[_Ahead]] = [deque() for _ in engines]
+        self._queued: list[tuple[int, float]] = [
+            (0, 0.0) for _ in engines
+        ]  # sums over _ahead: tokens, seconds
         self._coming: list[Counter[int]] = [Counter() for _ in engines]  # ends of prompts not yet computed
+        self._wanted: dict[
+            int, tuple[float, float]
+        ] = {}  # by prefix: requests, fading; when they were counted
         self._given = [0] * len(engines)
 
     def choose(self, request: Request, now_s: float) -> tuple[int, str, Lease | None]:
-        """The cheapest engine; among nearly equal ones the one with the fewest requests, then the
-        emptiest."""
-        keys = request.reply.keys()
-        costs_s = [
-            self._cost_s(slot, keys, request.prompt_tokens, request.output_tokens)
-            for slot in range(len(self._engines))
-        ]
-        limit_s = 1.02 * min(costs_s) + 1e-3
-        near = [slot for slot, cost_s in enumerate(costs_s) if cost_s <= limit_s]
-        engines = self._engines
-        slot = min(near, key=lambda slot: (engines[slot].running + engines[slot].waiting, self._given[slot]))
-        self._given[slot] += request.prompt_tokens
+        """The cheapest engine; among nearly equal ones the one that was given least."""
+        keys, tokens = request.reply.keys(), request.prompt_tokens
+        self._fade(now_s)
+        hits = [self._hit_tokens(slot, keys, tokens) for slot in range(len(self._engines))]
+        costs_s = [self._cost_s(slot, hit, tokens) for slot, hit in enumerate(hits)]
+        most = max(hits)
+        if most:
+            wanted = self._asked(keys[most // self._profile.block_size - 1])
+            self._invest(hits, costs_s, most, tokens, wanted)
+        limit_s = min(costs_s) + 0.01 * abs(min(costs_s)) + 1e-4
+        slot = min(
+            (slot for slot, cost_s in enumerate(costs_s) if cost_s <= limit_s),
+            key=lambda slot: (self._given[slot], slot),
+        )
+        self._given[slot] += tokens
+        self._rate += 1 / _MEMORY_S
         return slot, "omniscient", None
+
+    def _invest(
+        self, hits: Sequence[int], costs_s: list[float], most: int, tokens: int, wanted: float
+    ) -> None:
+        """Take off the cost of a cold engine what a copy there would save those who ask for it soon:
+        `wanted` requests that find `most` tokens, shared by all engines that have them."""
+        copies = sum(hit == most for hit in hits)
+        if copies == len(hits):
+            return
+        warm_s = min(cost_s for hit, cost_s in zip(hits, costs_s, strict=True) if hit == most)
+        for slot, hit in enumerate(hits):
+            if hit < most:
+                saved_s = warm_s - self._cost_s(slot, most, tokens)
+                costs_s[slot] -= max(0.0, saved_s) * wanted / (copies + 1)
+
+    def _asked(self, key: int) -> float:
+        """How many requests for the prefix that ends with `key` came in the last `_MEMORY_S`; this is one
+        more."""
+        count, at_s = self._wanted.pop(key, (0.0, 0.0))
+        count *= exp((at_s - self._now_s) / _MEMORY_S)
+        self._wanted[key] = (count + 1.0, self._now_s)
+        if len(self._wanted) > _WANTED_MAX:
+            del self._wanted[next(iter(self._wanted))]  # the one not asked for longest
+        return count
 
     def placed(self, slot: int, sequence: EngineSequence) -> None:
         """A request has joined the queue of the engine in `slot`."""
         held, tokens = sequence.held, sequence.prompt_tokens
-        missing = tokens - self._hit_tokens(slot, held.keys, tokens)
+        hit = self._hit_tokens(slot, held.keys, tokens)
+        work_s = self._work_s(hit, tokens - hit)
+        self._ahead[slot].append(_Ahead(sequence, tokens - hit, work_s))
+        queued, queued_s = self._queued[slot]
+        self._queued[slot] = (queued + tokens - hit, queued_s + work_s)
+        self._load += work_s / _MEMORY_S
         blocks = tokens // self._profile.block_size
-        self._ahead[slot].append((sequence, missing))
         if blocks:
             self._coming[slot][held.keys[blocks - 1]] += 1
+
+    def _fade(self, now_s: float) -> None:
+        """Let rate and load forget at their pace."""
+        kept = exp((self._now_s - now_s) / _MEMORY_S)
+        self._now_s = now_s
+        self._rate *= kept
+        self._load *= kept
+
+    def _work_s(self, computed: int, missing: int) -> float:
+        time = self._profile.time
+        return missing * time.prefill_token_s + attended_pairs(computed, missing) * time.prefill_attention_s
 
     def _hit_tokens(self, slot: int, keys: Sequence[int], tokens: int) -> int:
         """What the engine has of a prompt, or will have by its turn because somebody ahead has it
@@ -71,45 +146,57 @@ class Omniscient:
                     return (index + 1) * size
         return hit
 
-    def _backlog(self, slot: int) -> int:
-        """Prompt tokens the engine must still compute before a new request's turn."""
+    def _backlog(self, slot: int) -> tuple[int, float]:
+        """Prompt tokens that are in no step yet and will be computed before a new request's; and seconds."""
         ahead = self._ahead[slot]
-        while ahead and (ahead[0][0].first_token_s or ahead[0][0].done):
-            self._learn(slot, *ahead.popleft())
-        tokens = 0
-        for sequence, missing in ahead:
-            if not sequence.first_token_s:
-                tokens += sequence.prompt_tokens - sequence.computed if sequence.computed else missing
-        return tokens
+        while ahead and (ahead[0].sequence.first_token_s or ahead[0].sequence.done):
+            self._forget(slot, ahead.popleft())
+        tokens, work_s = self._queued[slot]
+        for one in ahead:
+            sequence = one.sequence
+            if not sequence.computed:
+                break  # nor has anyone behind it begun
+            left = sequence.prompt_tokens - sequence.computed
+            tokens += left - one.missing
+            work_s -= one.work_s * (1 - left / one.missing) if one.missing else 0.0
+        return max(0, tokens), max(0.0, work_s)
 
-    def _learn(self, slot: int, sequence: EngineSequence, missing: int) -> None:
-        blocks = sequence.prompt_tokens // self._profile.block_size
+    def _forget(self, slot: int, one: _Ahead) -> None:
+        queued, queued_s = self._queued[slot]
+        self._queued[slot] = (queued - one.missing, queued_s - one.work_s)
+        blocks = one.sequence.prompt_tokens // self._profile.block_size
         if blocks:
-            coming, key = self._coming[slot], sequence.held.keys[blocks - 1]
+            coming, key = self._coming[slot], one.sequence.held.keys[blocks - 1]
             coming[key] -= 1
             if not coming[key]:
                 del coming[key]
-        time = self._profile.time
-        self._ttft_s = _DECAY * self._ttft_s + sequence.first_token_s - sequence.arrived_s
-        self._service_s = _DECAY * self._service_s + time.base_s + missing * time.prefill_token_s
-        self._kappa = min(8.0, max(0.0, self._ttft_s / self._service_s - 1))
 
-    def _cost_s(self, slot: int, keys: Sequence[int], tokens: int, output_tokens: int) -> float:
-        """Seconds: the prefill ahead of it and its own, slowed by who decodes, and the wait for room."""
-        time = self._profile.time
-        engine = self._engines[slot]
+    def _cost_s(self, slot: int, hit: int, tokens: int) -> float:
+        profile, engine = self._profile, self._engines[slot]
+        ahead, ahead_s = self._backlog(slot)
+        missing = tokens - hit
+        work_s = self._work_s(hit, missing)
+        decodes, context = engine.decoding
+        beside_s = profile.time.step_s(0, 0.0, decodes, context)  # of a step, for everything but prompts
+        steps = ceil((ahead + missing) / max(1, profile.batched_tokens - decodes))
+        ttft_s = engine.next_start_s(self._now_s) - self._now_s + ahead_s + work_s + steps * beside_s
+        ttft_s += self._room_s(engine, ahead + missing, beside_s)
+        return ttft_s + self._delays_s(ahead_s, work_s)
+
+    def _delays_s(self, ahead_s: float, work_s: float) -> float:
+        """What `work_s` adds to the waiting of those who come later."""
+        engines = len(self._engines)
+        rho = min(_RHO_MAX, self._load / engines)
+        return work_s * self._rate / engines * (ahead_s + work_s) / (1 - rho)
+
+    def _room_s(self, engine: Engine, tokens: int, step_s: float) -> float:
+        """How long until running sequences have ended whose blocks and places are needed first."""
         cache = engine.cache
-        ahead = self._backlog(slot)
-        missing = tokens - self._hit_tokens(slot, keys, tokens)
-        step_s = (
-            time.base_s
-            + engine.running * time.decode_sequence_s
-            + cache.used_tokens * time.decode_attention_s
-        )
-        prefill_s = (ahead + (1 + self._kappa) * missing) * time.prefill_token_s
-        steps = 1 + (ahead + missing) / self._profile.batched_tokens
-        need = missing + output_tokens + ahead
-        short = max(0, need - (cache.capacity_tokens - cache.used_tokens))
-        # Room comes back as running sequences end: a full cache drains in about the length of an answer.
-        room_s = short / cache.capacity_tokens * output_tokens * step_s
-        return prefill_s + steps * step_s + room_s
+        short = tokens - cache.free_blocks * cache.block_size
+        places = engine.waiting + 1 - (self._profile.sequences - engine.running)
+        if short <= 0 and places <= 0:
+            return 0.0
+        each = max(1, cache.used_tokens // max(1, engine.running))
+        leaving = max(places, ceil(short / each))
+        left = nsmallest(leaving, engine.steps_left())
+        return left[-1] * step_s if left else 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from stickyroute.benchmark.fleets import FleetSpec
-from stickyroute.benchmark.workloads import make_workload
+from stickyroute.benchmark.workloads import WORKLOADS, make_workload
 from stickyroute.errors import ConfigError
 from stickyroute.routing.policies import POLICIES
 
@@ -29,6 +29,12 @@ class Case:
     workload: str
     parameters: dict[str, Any]
 
+    def with_known(self, parameters: dict[str, Any]) -> Case:
+        """With those of `parameters` that the workload has."""
+        known = {field.name for field in fields(WORKLOADS[self.workload])}
+        taken = {key: value for key, value in parameters.items() if key in known}
+        return replace(self, parameters={**self.parameters, **taken})
+
     def at_rate(self, rate: float) -> Case:
         return replace(self, parameters={**self.parameters, "rate": rate})
 
@@ -37,7 +43,9 @@ class Case:
 class Scenario:
     """`policies` are the product's, or omniscient; over HTTP `routers` are started as well. `rates` sweep
     every workload that has a rate. `slo_ttft_s` is what counts as good; `gpu_hour_usd` prices what is saved;
-    over HTTP a run waits `grace_s` for answers after its last arrival."""
+    over HTTP a run waits `grace_s` for answers after its last arrival. With `knee`, a policy, every workload is
+    run `at` multiples of the largest load at which that policy gives `knee_good` of the requests their first
+    token in time."""
 
     name: str
     about: str = ""
@@ -51,6 +59,9 @@ class Scenario:
     slo_ttft_s: float = 1.0
     gpu_hour_usd: float = 2.5
     grace_s: float = 120.0
+    knee: str = ""
+    at: tuple[float, ...] = (0.7, 1.0, 1.2)
+    knee_good: float = 0.9
 
     @property
     def spec(self) -> FleetSpec:
@@ -94,10 +105,18 @@ def scenario_of(values: dict[str, Any], where: str, name: str) -> Scenario:
     if not cases:
         raise ConfigError(f"{where}: workloads: name one at least")
     scenario = Scenario(**{"name": name, **left, "cases": cases})
-    wrong = [policy for policy in scenario.policies if policy not in POLICIES and policy != OMNISCIENT]
+    check(scenario, where)
+    return scenario
+
+
+def check(scenario: Scenario, where: str) -> None:
+    """Raises ConfigError, with `where` in front, for a policy, profile, workload or parameter that does not
+    exist."""
+    named = (*scenario.policies, *([scenario.knee] if scenario.knee else []))
+    wrong = [policy for policy in named if policy not in POLICIES and policy != OMNISCIENT]
     if wrong:
         raise ConfigError(
-            f"{where}: policies: unknown {', '.join(wrong)}; known: {', '.join(POLICIES)}, omniscient"
+            f"{where}: policies, knee: unknown {', '.join(wrong)}; known: {', '.join(POLICIES)}, omniscient"
         )
     try:
         scenario.spec  # noqa: B018 - reading it checks it
@@ -105,7 +124,6 @@ def scenario_of(values: dict[str, Any], where: str, name: str) -> Scenario:
             make_workload(case.workload, case.parameters)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return scenario
 
 
 def quick_scenario(

@@ -7,6 +7,7 @@ real time, sockets or text; the virtual-time replay and the server drive the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -70,6 +71,21 @@ class Engine:
         )
 
     @property
+    def decoding(self) -> tuple[int, int]:
+        """Sequences that get a token in every step now, and the tokens of their contexts together."""
+        return self._scheduler.decoding
+
+    def next_start_s(self, now_s: float) -> float:
+        """When the first step begins that a request submitted at `now_s` could be part of."""
+        if self._current is None:
+            return now_s
+        return self.next_step_s + (self._step_s(self._planned) if self._planned is not None else 0.0)
+
+    def steps_left(self) -> Iterator[int]:
+        """For each decoding sequence, how many steps until it ends."""
+        return self._scheduler.steps_left()
+
+    @property
     def counters(self) -> Counters:
         return self._scheduler.counters
 
@@ -131,9 +147,11 @@ class Engine:
         if step is None:
             self.next_step_s = math.inf
             return
-        self._current_s = self.slowdown * self.profile.time.step_s(
-            step.prefill_tokens, step.pairs, step.decodes, step.context
-        )
+        self._current_s = self._step_s(step)
         self.next_step_s = now_s + self._current_s
         if self.profile.async_scheduling:
             self._planned = scheduler.plan(now_s)
+
+    def _step_s(self, step: Step) -> float:
+        time = self.profile.time
+        return self.slowdown * time.step_s(step.prefill_tokens, step.pairs, step.decodes, step.context)

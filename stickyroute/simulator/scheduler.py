@@ -17,6 +17,7 @@ time in minutes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -138,6 +139,16 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not self.waiting and not self._decoding and self._partial is None
+
+    @property
+    def decoding(self) -> tuple[int, int]:
+        """Sequences that decode, and the sum of their contexts in tokens."""
+        count = len(self._decoding)
+        return count, self._offsets + count * self._tick
+
+    def steps_left(self) -> Iterator[int]:
+        """For each decoding sequence, how many steps until it ends."""
+        return (sequence.ends_tick - self._tick for sequence in self._decoding)
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence at the end of the queue."""

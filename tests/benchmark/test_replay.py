@@ -85,7 +85,7 @@ def test_keys_come_from_the_user_and_else_from_the_head() -> None:
 
 def test_a_prompt_longer_than_the_context_is_an_error_and_holds_nothing() -> None:
     spec = replace(SMALL, profile=replace(DEMO, context_tokens=500))
-    run = Replay(make_workload("no_overlap", {"rate": 5.0, "seconds": 10.0}), "least_loaded", spec).run()
+    run = Replay(make_workload("no_overlap", {"rate": 5.0, "seconds": 10.0}), "least_requests", spec).run()
     errors = [row for row in run.rows if row.error]
     assert errors
     assert all(row.error == "too long" and row.latency_s is None for row in errors)
@@ -97,7 +97,7 @@ def test_the_number_of_processes_changes_nothing() -> None:
         {
             "fleet": {"profile": "demo", "engines": 2},
             "workloads": [{"workload": "no_overlap", "rate": 4, "seconds": 10}],
-            "policies": ["round_robin", "least_loaded"],
+            "policies": ["round_robin", "least_requests"],
             "seeds": 2,
         },
         "test",
@@ -106,5 +106,5 @@ def test_the_number_of_processes_changes_nothing() -> None:
     one = [done.summary for done in run_scenario(scenario, 1)]
     assert one == [done.summary for done in run_scenario(scenario, 2)]
     assert [(s.policy, s.seed) for s in one] == [
-        ("round_robin", 0), ("least_loaded", 0), ("round_robin", 1), ("least_loaded", 1),
+        ("round_robin", 0), ("least_requests", 0), ("round_robin", 1), ("least_requests", 1),
     ]  # fmt: skip
