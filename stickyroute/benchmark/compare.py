@@ -95,6 +95,8 @@ class Comparison:
             for case in scenario.runs():
                 rate = make_workload(case.workload, case.parameters).rate
                 for name, driver in lineup.routers:
+                    if any(name == left_out or name.startswith(f"{left_out} ") for left_out in case.without):
+                        continue
                     self._plan[(case.label, round(rate, 3), name, seed)] = (case, name, driver, seed)
         self._found = {
             key: one for one in known if (key := _key(one)) in self._plan and not one.summary.refused

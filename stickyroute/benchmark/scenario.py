@@ -23,11 +23,13 @@ OMNISCIENT = "omniscient"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload of a scenario: its name, its parameters, and what reports call it."""
+    """One workload of a scenario: its name, its parameters, what reports call it, and the routers it is not
+    run through, by name or by name and policy."""
 
     label: str
     workload: str
     parameters: dict[str, Any]
+    without: tuple[str, ...] = ()
 
     def with_known(self, parameters: dict[str, Any]) -> Case:
         """With those of `parameters` that the workload has."""
@@ -146,8 +148,9 @@ def _case(entry: Any, where: str) -> Case:
         entry = {"workload": entry}
     if not isinstance(entry, dict) or not isinstance(entry.get("workload"), str):
         raise ConfigError(f"{where}: workloads: each is a name or a mapping with the key workload")
-    parameters = {key: value for key, value in entry.items() if key not in ("workload", "label")}
-    return Case(str(entry.get("label", entry["workload"])), entry["workload"], parameters)
+    parameters = {key: value for key, value in entry.items() if key not in ("workload", "label", "without")}
+    label = str(entry.get("label", entry["workload"]))
+    return Case(label, entry["workload"], parameters, tuple(entry.get("without") or ()))
 
 
 def _frozen(value: Any) -> Any:

@@ -93,6 +93,16 @@ def test_repeats_are_outermost_and_routers_innermost(monkeypatch: pytest.MonkeyP
     assert bench.kept == list(range(1, 13))
 
 
+def test_a_workload_can_leave_routers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "workloads": [{"label": "talk", "workload": "chat", "without": ["good", "direct round"]}],
+        "seeds": 1,
+    }
+    bench = Bench(monkeypatch, lambda *_: 0.1)
+    bench.run(scenario=scenario_of(values, "test", "test"))
+    assert [router for _, router, _ in bench.asked] == ["direct round_robin", "bad hash"]
+
+
 def test_a_router_that_fails_or_a_late_run_is_tried_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(case: str, router: str, seed: int, attempt: int) -> float | Exception | Lateness:
         if router == "bad hash":
