@@ -37,7 +37,8 @@ class Fleet:
     where learning starts.
 
     `loads` is what policies see. `in_flight` (requests) and `available` (0 or 1) are indexed by slot, for
-    others to read. Every backend is presumed available until it refuses a connection. Raises ValueError for a name given twice.
+    others to read. Every backend is presumed available until it refuses a connection. Raises ValueError for a
+    name given twice.
     """
 
     def __init__(self, specs: Sequence[BackendSpec], vnodes: int, tuning: Tuning | None = None) -> None:

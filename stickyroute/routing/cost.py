@@ -3,17 +3,22 @@
     backlog    uncached prompt tokens ahead of it there x seconds per token
     recompute  its own tokens that the backend does not hold x seconds per token
     again      kappa x recompute: what that costs everybody who queues behind it
-    decode     sequences that decode there x what each adds to an answer
+    decode     requests in flight there x what each adds to an answer
     guard      the wait for KV room, once what is in flight would take more than 0.8 of the cache
 
-The first three are divided by the operator's weight. Owns the formula. Pure: numbers in, numbers out.
+All are divided by the backend's weight over the mean weight. Owns the formula, and how a request's size and
+what is held of it become tokens. Reads the fleet's figures and changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["KV_HIGH_WATER", "Terms", "guard_s"]
+from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.view import FleetView
+
+__all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "held_tokens", "prompt_tokens", "terms"]
 
 KV_HIGH_WATER = 0.8
 """Above this share engines evict silently, preempt, and TTFT jumps."""
@@ -30,7 +35,66 @@ class Terms(NamedTuple):
 
     @property
     def cost_s(self) -> float:
+        """The sum."""
         return self.backlog_s + self.recompute_s + self.again_s + self.decode_s + self.guard_s
+
+
+def prompt_tokens(keys: RequestKeys, view: FleetView) -> float:
+    """The length of the prompt: exact where it is token ids, else by the bytes a token has had so far."""
+    exact = keys.prompt_tokens
+    return keys.prompt_bytes / view.bytes_per_token if exact is None else float(exact)
+
+
+def held_tokens(keys: RequestKeys, view: FleetView, tokens: float) -> list[float] | None:
+    """For each slot how much of the prompt it is believed to hold; None if nobody holds any."""
+    chain = keys.chain
+    if not chain:
+        return None
+    blocks = view.loads.index.held(chain)
+    if not any(blocks):
+        return None
+    ends = keys.ends
+    scale = tokens / keys.prompt_bytes
+    trust = view.loads.trust
+    return [ends[count - 1] * scale * trust[slot] if count else 0.0 for slot, count in enumerate(blocks)]
+
+
+def costs_s(
+    view: FleetView, members: Sequence[int], tokens: float, held: Sequence[float] | None
+) -> list[float]:
+    """What a prompt of `tokens` costs on each of `members`: the sums of their `terms`, without the names."""
+    loads = view.loads
+    slots, relative = view.slots, view.relative_weights
+    backlog, token_s, in_flight, ratio = loads.backlog_tokens, loads.token_s, loads.in_flight, loads.kv_ratio
+    twice = 1.0 + loads.kappa.value
+    decode_s = loads.decode_s
+    found = []
+    for member in members:
+        slot = slots[member]
+        missing = tokens if held is None else tokens - held[slot]
+        cost_s = (backlog[slot] + twice * missing) * token_s[slot] + in_flight[slot] * decode_s
+        if ratio[slot]:
+            cost_s += guard_s(
+                ratio[slot] * (loads.in_flight_tokens[slot] + tokens),
+                loads.capacity_tokens[slot],
+                loads.stay_s,
+            )
+        found.append(cost_s / relative[member])
+    return found
+
+
+def terms(view: FleetView, member: int, tokens: float, held: Sequence[float] | None) -> Terms:
+    """The same for one member, term by term."""
+    loads, slot, relative = view.loads, view.slots[member], view.relative_weights[member]
+    recompute_s = (tokens if held is None else tokens - held[slot]) * loads.token_s[slot] / relative
+    used = loads.kv_ratio[slot] * (loads.in_flight_tokens[slot] + tokens)
+    return Terms(
+        loads.backlog_tokens[slot] * loads.token_s[slot] / relative,
+        recompute_s,
+        loads.kappa.value * recompute_s,
+        loads.in_flight[slot] * loads.decode_s / relative,
+        guard_s(used, loads.capacity_tokens[slot], loads.stay_s) / relative,
+    )
 
 
 def guard_s(used_tokens: float, capacity_tokens: float, stay_s: float) -> float:

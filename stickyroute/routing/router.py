@@ -15,10 +15,11 @@ __all__ = ["Decision", "Router"]
 class Router:
     """Decides where each request goes. `rand` is anything with `random()`, such as a `random.Random`."""
 
-    __slots__ = ("_choose", "_rand", "policy")
+    __slots__ = ("_choose", "_rand", "needs", "policy")
 
     def __init__(self, policy: Policy, rand: Rand) -> None:
         self.policy = policy.name
+        self.needs = policy.needs
         self._choose = policy.choose
         self._rand = rand
 

@@ -6,8 +6,7 @@ policies read them and never write them. Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, MutableSequence, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Sequence
 
 from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
@@ -21,17 +20,18 @@ class FleetView:
     `in_flight` (requests) and `available` (0 or 1) are indexed by slot. `placed` are the members with a
     weight; the others serve only when none of those can. `credits` belongs to `take_turn` alone; it lives
     here so that every set of candidates has a rotation of its own, and loses it together with its ring.
-    `loads` are the fleet's; `bytes_per_token` of the text these backends are sent is learned by the fleet.
+    `relative_weights` are over the mean of those that have one. `loads` are the fleet's; `bytes_per_token` of
+    the text these backends are sent is learned by the fleet.
     """
 
     __slots__ = (
-        "_read_loads",
         "available",
         "bytes_per_token",
         "credits",
         "in_flight",
         "loads",
         "placed",
+        "relative_weights",
         "ring",
         "slots",
         "total_weight",
@@ -60,21 +60,22 @@ class FleetView:
         self.placed = tuple(member for member, weight in enumerate(weights) if weight)
         self.unplaced = tuple(member for member, weight in enumerate(weights) if not weight)
         self.total_weight = sum(weights)
+        mean = self.total_weight / len(self.placed) if self.placed else 1.0
+        self.relative_weights = tuple(weight / mean if weight else 1.0 for weight in weights)
         self.credits = [0] * len(self.slots)
-        self._read_loads = _reader([self.slots[member] for member in self.placed])
 
-    def totals(self) -> tuple[int, int]:
-        """Requests in flight on, and weight of, the members that have a weight and are available."""
-        available = self.available
-        if 0 not in available:
-            return sum(self._read_loads(self.in_flight)), self.total_weight
-        requests = weight = 0
+    def totals(self) -> tuple[float, float]:
+        """What is in flight on the members that have a weight and are available, in tokens and one more for each
+        request; and their shares, which are weight x capacity of the KV cache."""
+        available, loads, slots = self.available, self.loads, self.slots
+        tokens, capacity = loads.in_flight_tokens, loads.capacity_tokens
+        total = shares = 0.0
         for member in self.placed:
-            slot = self.slots[member]
+            slot = slots[member]
             if available[slot]:
-                requests += self.in_flight[slot]
-                weight += self.weights[member]
-        return requests, weight
+                total += tokens[slot] + self.in_flight[slot]
+                shares += capacity[slot] * self.weights[member]
+        return total, shares
 
     def usable(self, tried: Collection[int]) -> Sequence[int]:
         """The members with a weight that are available and whose slot is not in `tried`."""
@@ -121,12 +122,3 @@ class FleetView:
         slots, in_flight = self.slots, self.in_flight
         left = [m for m in self.unplaced if self.available[slots[m]] and slots[m] not in tried]
         return min(left, key=lambda member: in_flight[slots[member]]) if left else None
-
-
-def _reader(slots: list[int]) -> Callable[[MutableSequence[int]], tuple[int, ...]]:
-    """Reads the loads of `slots` in one step of C."""
-    if len(slots) > 1:
-        return itemgetter(*slots)
-    if not slots:
-        return lambda loads: ()
-    return lambda loads: (loads[slots[0]],)

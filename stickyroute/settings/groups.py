@@ -115,7 +115,7 @@ class BoundedRingSettings(Group):
         default=defaults.BOUNDED_RING_LOAD_FACTOR,
         ge=1.0,
         le=100.0,
-        description="Times the weighted mean of requests in flight; 1.25: at most a quarter over its share.",
+        description="Times its share of prompt tokens in flight, by weight and KV capacity; 1.25: a quarter over it.",
     )
     floor: Count = Field(
         default=defaults.BOUNDED_RING_FLOOR,

@@ -37,7 +37,17 @@ from stickyroute.settings.groups import (
     TlsSettings,
 )
 
-PolicyName = Literal["bounded_ring", "ring", "least_loaded", "power_of_two", "round_robin", "random"]
+PolicyName = Literal[
+    "sticky",
+    "bounded_ring",
+    "ring",
+    "least_tokens",
+    "least_requests",
+    "power_of_two",
+    "round_robin",
+    "random",
+    "least_loaded",  # what least_requests was called before
+]
 
 
 class Settings(BaseSettings):
@@ -70,8 +80,9 @@ class Settings(BaseSettings):
     )
     policy: PolicyName = Field(
         default=defaults.POLICY,
-        description="How a backend is chosen: bounded_ring (home, past the load bound the next on the ring), "
-        "ring (home only), least_loaded, power_of_two, round_robin, random.",
+        description="How a backend is chosen: sticky (where the first token costs least), bounded_ring (home, past "
+        "the load bound the next on the ring), ring (home only), least_tokens, least_requests, power_of_two, "
+        "round_robin, random.",
     )
     bounded_ring: BoundedRingSettings = Field(
         default_factory=BoundedRingSettings, description="For bounded_ring."

@@ -73,7 +73,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
         (["--set", "policy=ring", "--set", "policy.x=1"], "has a value already"),
         (["--set", "limits.bytes=1"], "limits.bytes (from a flag): is no setting; did you mean"),
         (["--backend", "gpu-1:8000"], "backends[0].url (from a flag): has no scheme"),
-        (["--policy", "sticky"], "policy (from a flag): must be"),
+        (["--policy", "stickiest"], "policy (from a flag): must be"),
         (["--config", "/nowhere/c.yaml"], "cannot read /nowhere/c.yaml: No such file or directory"),
     ],
 )

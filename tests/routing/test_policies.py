@@ -96,27 +96,27 @@ def test_a_pool_is_part_of_a_fleet(policy: str) -> None:
     assert chosen == {1, 3}
 
 
-@pytest.mark.parametrize("policy", ["ring", "bounded_ring", "least_loaded", "round_robin", "random"])
+@pytest.mark.parametrize("policy", ["ring", "bounded_ring", "least_requests", "round_robin", "random"])
 def test_weights_are_shares(policy: str) -> None:
     """Weights 1 and 3: of 400 requests that stay, about 100 and 300."""
     counts = place(policy, pool([1, 3]), [RequestKeys(key, "") for key in spread(400)])
     assert 60 <= counts[0] <= 140
 
 
-@pytest.mark.parametrize("policy", ["bounded_ring", "ring", "least_loaded", "round_robin"])
+@pytest.mark.parametrize("policy", ["bounded_ring", "ring", "least_requests", "round_robin"])
 def test_a_burst_without_keys_spreads_exactly(policy: str) -> None:
     """Case B07: 64 at once over 8 equal backends are 8 each."""
     assert set(place(policy, pool([1] * 8), [NO_KEY] * 64).values()) == {8}
 
 
-@pytest.mark.parametrize("policy", ["bounded_ring", "least_loaded", "power_of_two"])
+@pytest.mark.parametrize("policy", ["bounded_ring", "least_requests", "power_of_two"])
 def test_a_busy_backend_gets_nothing_of_what_is_new(policy: str) -> None:
     """Cases B08 and B10: 20 requests stay on A; of 10 keyless ones none joins them."""
     counts = place(policy, pool([1, 1], loads=[20, 0]), [NO_KEY] * 10)
     assert counts == {0: 20, 1: 10}
 
 
-@pytest.mark.parametrize("policy", ["ring", "bounded_ring", "least_loaded", "round_robin"])
+@pytest.mark.parametrize("policy", ["ring", "bounded_ring", "least_requests", "round_robin"])
 def test_of_two_pools_each_rotates_by_itself(policy: str) -> None:
     """Case B14: alternating models, 100 each; a shared counter would send each to one backend only."""
     one, other = pool([1, 1]), pool([1, 1])
@@ -127,7 +127,7 @@ def test_of_two_pools_each_rotates_by_itself(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_of_those_without_weight_the_least_loaded_helps_out(policy: str) -> None:
+def test_of_those_without_weight_the_least_requests_helps_out(policy: str) -> None:
     assert choose(policy, pool([0, 0, 0, 1], loads=[3, 1, 2, 0], down=[3]), RequestKeys(5, "")).slot == 1
 
 
@@ -148,7 +148,7 @@ def test_home_whenever_it_can_serve_and_the_next_on_the_ring_when_not(policy: st
 
 
 @pytest.mark.parametrize("policy", ["ring", "bounded_ring"])
-def test_without_a_key_the_least_loaded(policy: str) -> None:
+def test_without_a_key_the_least_requests(policy: str) -> None:
     assert choose(policy, pool([1, 1, 1], loads=[3, 1, 2])) == (1, "no_key")
     assert choose(policy, pool([1, 4], loads=[1, 3])) == (1, "no_key"), "3/4 is less than 1/1"
 
@@ -204,7 +204,7 @@ def test_what_is_unavailable_has_no_share() -> None:
     assert choose("bounded_ring", view, keys) == (1, "spill")
 
 
-def test_where_only_full_ones_are_left_the_least_loaded_takes_it() -> None:
+def test_where_only_full_ones_are_left_the_least_requests_takes_it() -> None:
     """One was tried; the others are past ceil(1.25 * 51 / 3) = 22, then ceil(1.25 * 61 / 3) = 26."""
     view = pool([1, 1, 1], loads=[26, 24, 0])
     keys = key_at(view, 0)
@@ -247,16 +247,16 @@ def test_loads_stay_within_the_bound_whatever_the_keys(weights: list[int], all_k
         assert view.in_flight[slot] <= max(2, ceil(1.25 * len(all_keys) * weight / sum(weights)))
 
 
-def test_least_loaded_goes_by_weight_and_takes_turns_among_equals() -> None:
-    assert choose("least_loaded", pool([1, 2, 1], loads=[1, 1, 1])) == (1, "least_loaded")
+def test_least_requests_goes_by_weight_and_takes_turns_among_equals() -> None:
+    assert choose("least_requests", pool([1, 2, 1], loads=[1, 1, 1])) == (1, "least_requests")
     view = pool([1, 1, 1, 1], loads=[5, 0, 0, 0])
-    assert [choose("least_loaded", view).slot for _ in range(6)] == [1, 2, 3, 1, 2, 3]
+    assert [choose("least_requests", view).slot for _ in range(6)] == [1, 2, 3, 1, 2, 3]
 
 
 def test_an_idle_fleet_gives_each_its_weight() -> None:
     """One request at a time: the ties of an idle fleet, weights 3 and 1."""
     view = pool([3, 1])
-    assert Counter(choose("least_loaded", view).slot for _ in range(40)) == {0: 30, 1: 10}
+    assert Counter(choose("least_requests", view).slot for _ in range(40)) == {0: 30, 1: 10}
 
 
 def test_power_of_two_takes_the_better_of_the_two_it_drew() -> None:
@@ -304,11 +304,15 @@ def test_random_goes_by_weight() -> None:
 
 
 def test_policies_are_known_by_name() -> None:
-    assert set(POLICIES) == {"bounded_ring", "ring", "least_loaded", "power_of_two", "round_robin", "random"}
+    assert set(POLICIES) == {
+        *("sticky", "bounded_ring", "ring"),
+        *("least_tokens", "least_requests", "power_of_two", "round_robin", "random"),
+    }
+    assert make_policy("least_loaded").name == "least_requests", "its old name"
     for name in POLICIES:
         assert make_policy(name).name == name
         assert Router(make_policy(name), RAND).policy == name
-    with pytest.raises(ValueError, match="known: bounded_ring"):
+    with pytest.raises(ValueError, match="known: sticky"):
         make_policy("best")
 
 

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from stickyroute.errors import ConfigError
 from stickyroute.settings import Settings, effective_yaml, load_settings
 
-POLICIES = "'bounded_ring', 'ring', 'least_loaded', 'power_of_two', 'round_robin' or 'random'"
+POLICIES = (
+    "'sticky', 'bounded_ring', 'ring', 'least_tokens', 'least_requests', 'power_of_two', 'round_robin', 'random' "
+    "or 'least_loaded'"
+)
 WORDS = """
     listen backends name url weight models api_key affinity sources policy limits body_bytes timeouts
     connect_s retries max tls cert api_keys key cors allow_origins extra_routes access_log

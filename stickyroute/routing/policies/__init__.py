@@ -6,24 +6,34 @@ from typing import TYPE_CHECKING
 
 from stickyroute.routing.policies.base import Policy, Rand
 from stickyroute.routing.policies.bounded_ring import BoundedRing
-from stickyroute.routing.policies.least_loaded import LeastLoaded
+from stickyroute.routing.policies.least_requests import LeastRequests
+from stickyroute.routing.policies.least_tokens import LeastTokens
 from stickyroute.routing.policies.power_of_two import PowerOfTwo
 from stickyroute.routing.policies.random import Random
 from stickyroute.routing.policies.ring import RingOnly
 from stickyroute.routing.policies.round_robin import RoundRobin
+from stickyroute.routing.policies.sticky import Sticky
 
 if TYPE_CHECKING:
     from stickyroute.settings import Settings
 
-__all__ = ["POLICIES", "Policy", "Rand", "build_policy", "make_policy"]
+__all__ = ["ALIASES", "POLICIES", "Policy", "Rand", "build_policy", "make_policy"]
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (BoundedRing, RingOnly, LeastLoaded, PowerOfTwo, RoundRobin, Random)
+    policy.name: policy
+    for policy in (
+        *(Sticky, BoundedRing, RingOnly),
+        *(LeastTokens, LeastRequests, PowerOfTwo, RoundRobin, Random),
+    )
 }
+
+ALIASES = {"least_loaded": LeastRequests.name}
+"""Names that policies had before."""
 
 
 def make_policy(name: str, load_factor: float = 1.25, floor: int = 2) -> Policy:
     """The policy called `name`; the numbers are for bounded_ring. Raises ValueError for an unknown name."""
+    name = ALIASES.get(name, name)
     if name == BoundedRing.name:
         return BoundedRing(load_factor, floor)
     if name not in POLICIES:

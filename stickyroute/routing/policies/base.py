@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import ClassVar, Protocol
 
 from stickyroute.routing.decision import Decision
-from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.view import FleetView
 
 __all__ = ["Policy", "Rand", "by_load"]
@@ -21,10 +21,11 @@ class Rand(Protocol):
 
 
 class Policy(ABC):
-    """Chooses one backend of a pool."""
+    """Chooses one backend of a pool. `needs` says which of a request's keys it reads."""
 
     __slots__ = ()
     name: ClassVar[str]
+    needs: ClassVar[Needs] = Needs.NOTHING
 
     @abstractmethod
     def choose(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from stickyroute.routing.cost import prompt_tokens
 from stickyroute.routing.decision import Decision
-from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.policies.base import Policy, Rand, by_load, last_resort
 from stickyroute.routing.view import FleetView
 
@@ -15,14 +16,20 @@ __all__ = ["BoundedRing"]
 class BoundedRing(Policy):
     """Home, or the first on the ring after it that is below its bound. Without a key, the least loaded.
 
-    A backend may hold `load_factor` times its share of the requests in flight, this one counted, rounded up:
-    ceil( load_factor * (in flight + 1) * weight / sum of weights), where the sums are over the available
-    backends; and always `floor` requests. Where all are at their bounds (because the others were tried) the
-    least loaded takes it.
+    A backend is below its bound while its load is less than `load_factor` times its share of all load, this
+    request counted:
+
+        load < load_factor * (all load + this prompt's) * share
+
+    Load is the prompt tokens in flight, and one for each request, so that requests whose prompts are not known
+    count as well. Shares go by weight times capacity of the KV cache, over the available backends. `floor`
+    requests are always allowed. Where all are at their bounds (because the others were tried) the least loaded
+    takes it.
     """
 
     __slots__ = ("_factor", "_floor")
     name = "bounded_ring"
+    needs = Needs.KEY | Needs.SIZE
 
     def __init__(self, load_factor: float = 1.25, floor: int = 2) -> None:
         if not load_factor >= 1 or floor < 1:
@@ -36,26 +43,24 @@ class BoundedRing(Policy):
         key = keys.affinity
         if key is None:
             return by_load(view, tried, "no_key")
-        slots = view.slots
         home = view.ring.home(key)
         if home < 0:
             return last_resort(view, tried, "failover")
-        requests, weight = view.totals()
-        allowed = self._factor * (requests + 1)  # shared out by weight
-        slot = slots[home]
-        if not view.available[slot] or slot in tried:
-            return self._after_home(key, view, tried, allowed, weight, "failover")
-        load = view.in_flight[slot]
-        # For a whole number, load < ceil(x) is load < x; multiplied out, so that no division rounds.
-        if load < self._floor or load * weight < allowed * view.weights[home]:
+        slot = view.slots[home]
+        usable = view.available[slot] and slot not in tried
+        if usable and view.in_flight[slot] < self._floor:
             return Decision(slot, "home")
-        return self._after_home(key, view, tried, allowed, weight, "spill")
+        load, shares = view.totals()
+        allowed = self._factor * (load + prompt_tokens(keys, view) + 1.0)  # to be shared out
+        if usable and _load(view, slot) * shares < allowed * _share(view, home):
+            return Decision(slot, "home")
+        return self._after_home(key, view, tried, allowed, shares, "spill" if usable else "failover")
 
     def _after_home(
-        self, key: int, view: FleetView, tried: Collection[int], allowed: float, weight: int, reason: str
+        self, key: int, view: FleetView, tried: Collection[int], allowed: float, shares: float, reason: str
     ) -> Decision | None:
-        """The first in ring order below its bound, else the least loaded for its weight."""
-        slots, weights, available, in_flight = view.slots, view.weights, view.available, view.in_flight
+        """The first in ring order below its bound, else the least loaded for its share."""
+        slots, available, in_flight = view.slots, view.available, view.in_flight
         least = -1.0
         chosen = -1
         home = -1
@@ -65,12 +70,21 @@ class BoundedRing(Policy):
                 home = slot
             if not available[slot] or slot in tried:
                 continue
-            load = in_flight[slot]
-            if load < self._floor or load * weight < allowed * weights[member]:
+            load, share = _load(view, slot), _share(view, member)
+            # Multiplied out, so that no division rounds.
+            if in_flight[slot] < self._floor or load * shares < allowed * share:
                 return Decision(slot, reason)
-            if chosen < 0 or load / weights[member] < least:
-                least = load / weights[member]
+            if chosen < 0 or load / share < least:
+                least = load / share
                 chosen = slot
         if chosen < 0:
             return last_resort(view, tried, "failover")
         return Decision(chosen, "home" if chosen == home else reason)
+
+
+def _load(view: FleetView, slot: int) -> float:
+    return view.loads.in_flight_tokens[slot] + view.in_flight[slot]
+
+
+def _share(view: FleetView, member: int) -> float:
+    return view.loads.capacity_tokens[view.slots[member]] * view.weights[member]

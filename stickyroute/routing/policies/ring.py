@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from stickyroute.routing.decision import Decision
-from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.policies.base import Policy, Rand, by_load, last_resort
 from stickyroute.routing.view import FleetView
 
@@ -17,6 +17,7 @@ class RingOnly(Policy):
 
     __slots__ = ()
     name = "ring"
+    needs = Needs.KEY
 
     def choose(
         self, keys: RequestKeys, view: FleetView, tried: Collection[int], rand: Rand
