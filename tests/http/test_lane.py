@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stickyroute.http.message import Request
 from stickyroute.http.relay import Relay
 from stickyroute.http.upstream import UpstreamConnection
+from tests.support.examples import at_least
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 TRICKY = [b"\n", b"\r\n", b"5\r\nab", b"0\r\n\r\n", b"data: x\n\n", b"a" * 4090]
@@ -134,7 +135,7 @@ def relayed(wire: bytes, cuts: list[int], rand: random.Random) -> tuple[bytes, E
         return bytes(client.got), exchange, transport.protocol is connection
 
 
-@settings(max_examples=50)
+@settings(max_examples=at_least(50))
 @given(
     chunks=st.lists(st.binary(min_size=1, max_size=300) | st.sampled_from(TRICKY), min_size=1, max_size=12),
     cuts=st.lists(st.integers(0, 3000), max_size=30),

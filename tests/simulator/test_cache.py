@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from stickyroute.simulator.cache import BlockCache
 from stickyroute.simulator.keys import block_keys, namespace, token_buffer
+from tests.support.examples import at_least
 
 
 def admit(cache, held, hit, tokens, must_fit=None):
@@ -140,7 +141,7 @@ def test_what_was_used_again_is_passed_over_however_often():
     assert cache.resident() == {1, 3, 4, 5, 6}
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_least(60))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.booleans()), max_size=60))
 def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operations):
     cache = BlockCache(blocks=24, block_size=4)
@@ -163,7 +164,7 @@ def test_no_block_is_lost_and_a_prefix_of_a_resident_prompt_is_resident(operatio
     assert cache.usage == 0.0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=at_least(80), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 26), st.sampled_from(["keep", "finish", "clear"])),

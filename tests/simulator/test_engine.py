@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stickyroute.simulator.engine import Engine
 from stickyroute.simulator.profiles import Profile
 from stickyroute.simulator.timing import StepTime
+from tests.support.examples import at_least
 
 SLOW = Profile(
     name="slow",
@@ -180,7 +181,7 @@ def test_a_slowed_engine_takes_longer():
     assert times(engine) == [(6.0, 1, 1)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=at_least(50), deadline=None)
 @given(
     st.lists(
         st.tuples(

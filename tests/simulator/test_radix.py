@@ -8,6 +8,7 @@ from stickyroute.simulator.engine import Engine
 from stickyroute.simulator.profiles import DEMO
 from stickyroute.simulator.radix import RadixCache
 from tests.simulator.test_cache import admit
+from tests.support.examples import at_least
 
 
 def run(cache, keys, tokens=None):
@@ -123,7 +124,7 @@ def test_an_engine_runs_on_it():
     assert engine.cache.usage == 0.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_least(60))
 @given(st.lists(st.tuples(st.text(alphabet="ab", min_size=1, max_size=12), st.booleans()), max_size=50))
 def test_no_token_is_lost(operations):
     cache = RadixCache(30)
