@@ -124,19 +124,19 @@ class RequestReader:
             except httptools.HttpParserError as exc:
                 # What follows a request that said `Connection: close` is not a request.
                 if self._last_keeps_alive:
-                    self.refuse(BadRequest(f"malformed HTTP request: {exc}", code="malformed_http"))
+                    self.refuse(BadRequest(f"Malformed HTTP request: {exc}.", code="malformed_http"))
                 return b""
 
     def overdue(self, now_s: float) -> bool:
         """Refuse a request that arrives too slowly; whether it did."""
         limits, waited_s = self._limits, now_s - self.moved_s
         if self.phase == HEAD and waited_s > limits.client_head_s:
-            self.refuse(_timed_out("the request head took too long"))
+            self.refuse(_timed_out("The request head took too long."))
         elif self.phase == BODY and (
             waited_s > limits.client_body_s
             or now_s - self._body_since_s > limits.client_body_s + self._body_bytes / _MIN_BODY_BYTES_PER_S
         ):
-            self.refuse(_timed_out("the request body took too long"))
+            self.refuse(_timed_out("The request body took too long."))
         return self.refused
 
     def refuse(self, problem: StickyrouteError) -> None:
@@ -216,12 +216,12 @@ class RequestReader:
     def _check_head(self, version: str) -> StickyrouteError | None:
         request, headers, limits = self._request, self._request.headers, self._limits
         if version not in ("1.1", "1.0"):
-            return BadRequest("only HTTP/1.1 and HTTP/1.0 are spoken here", status=505, code="http_version")
+            return BadRequest("Only HTTP/1.1 and HTTP/1.0 are spoken here.", status=505, code="http_version")
         if self._hosts != 1 and (self._hosts or request.minor_version):
-            return BadRequest("exactly one Host field is required", code="malformed_http")
+            return BadRequest("Exactly one Host field is required.", code="malformed_http")
         coding = headers.get(b"transfer-encoding")
         if coding is not None and (coding.lower() != b"chunked" or not request.minor_version):
-            return BadRequest("`Transfer-Encoding` must be `chunked`", status=501, code="transfer_coding")
+            return BadRequest("`Transfer-Encoding` must be `chunked`.", status=501, code="transfer_coding")
         if self._head_bytes > limits.head_bytes:
             return _head_too_large(limits.head_bytes)
         length = headers.get(b"content-length")
@@ -230,7 +230,11 @@ class RequestReader:
         expect = headers.get(b"expect")
         if expect is not None and request.minor_version:
             if expect.lower() != b"100-continue":
-                return BadRequest("unknown expectation", status=417, code="expectation_failed")
+                return BadRequest(
+                    "Unknown expectation: only `100-continue` is known.",
+                    status=417,
+                    code="expectation_failed",
+                )
             if coding is not None or (length is not None and int(length)):
                 self._sink.on_continue_owed()
         return None
@@ -281,11 +285,11 @@ class RequestReader:
 
 
 def _head_too_large(limit: int) -> StickyrouteError:
-    return BadRequest(f"the request head is over {limit} bytes", status=431, code="request_head_too_large")
+    return BadRequest(f"The request head is over {limit} bytes.", status=431, code="request_head_too_large")
 
 
 def _body_too_large(limit: int) -> StickyrouteError:
-    return TooLarge(f"the request body is over the limit of {limit} bytes (`limits.body_bytes`)")
+    return TooLarge(f"The request body is over the limit of {limit} bytes (`limits.body_bytes`).")
 
 
 def _timed_out(message: str) -> StickyrouteError:

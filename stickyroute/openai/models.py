@@ -13,7 +13,9 @@ import orjson
 
 from stickyroute.errors import NotFound
 
-__all__ = ["merge_models"]
+__all__ = ["merge_models", "unknown_model"]
+
+_NAME_CHARS = 100
 
 
 def merge_models(listings: Iterable[Iterable[Mapping[str, Any]]], only: str | None = None) -> bytes:
@@ -39,5 +41,11 @@ def merge_models(listings: Iterable[Iterable[Mapping[str, Any]]], only: str | No
         return orjson.dumps({"object": "list", "data": list(merged.values())})
     found = merged.get(only) or merged.get(unquote(only))
     if found is None:
-        raise NotFound("The model does not exist.", code="model_not_found", param="model")
+        raise unknown_model(unquote(only))
     return orjson.dumps(found)
+
+
+def unknown_model(name: str) -> NotFound:
+    """The error for a model that nobody serves; a name longer than that of any model is cut."""
+    told = name if len(name) <= _NAME_CHARS else name[:_NAME_CHARS] + "..."
+    return NotFound(f"The model `{told}` does not exist.", code="model_not_found", param="model")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
-from stickyroute.errors import GatewayTimeout, NoBackend, NotFound, StickyrouteError, UpstreamFailed
+from stickyroute.errors import GatewayTimeout, NoBackend, StickyrouteError, UpstreamFailed
 from stickyroute.fleet import Fleet, Pool
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
@@ -18,6 +18,7 @@ from stickyroute.http.pool import CONNECT_FAILURES, NO_SOCKET
 from stickyroute.http.relay import COMPLETE, HEADER_TIMEOUT
 from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
 from stickyroute.metrics import Metrics
+from stickyroute.openai.models import unknown_model
 from stickyroute.openai.request import Asked, parse
 from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.proxy.exchange import Exchange, Target
@@ -31,7 +32,7 @@ _UNREAD = Asked(None, False, None)
 _CREDENTIALS = (b"authorization", b"x-api-key")
 # A backend that answers so is full or starting up, and has not begun to work on the request.
 _BUSY = frozenset({429, 503})
-_NO_REPLY = "the backend closed the connection without a reply"
+_NO_REPLY = "The backend closed the connection without a reply."
 
 
 class Proxy:
@@ -170,12 +171,12 @@ class Proxy:
             exchange.release()
             self._attempt(exchange)
         elif failure == NO_SOCKET:
-            self._answer(exchange, NoBackend("no connection can be opened now", retry_after_s=1.0))
+            self._answer(exchange, NoBackend("No connection can be opened now.", retry_after_s=1.0))
         elif failure in (BROKEN, GARBAGE):
-            self._answer(exchange, UpstreamFailed("the backend broke off its reply"))
+            self._answer(exchange, UpstreamFailed("The backend broke off its reply."))
         elif failure == HEADER_TIMEOUT:
             # Never tried again for slowness alone: the engine may be running it.
-            self._answer(exchange, GatewayTimeout("the backend did not begin to reply in time"))
+            self._answer(exchange, GatewayTimeout("The backend did not begin to reply in time."))
         elif not self._again(exchange, failure):
             self._answer(exchange, UpstreamFailed(_NO_REPLY))
 
@@ -196,8 +197,9 @@ class Proxy:
         return True
 
     def _give_up(self, exchange: Exchange) -> None:
+        exchange.slot, exchange.reason = -1, ""  # whoever was tried before, it is nobody's answer
         wait_s = max(1.0, self._fleet.next_retry_s(monotonic()))
-        self._answer(exchange, NoBackend("no backend can take this request now", retry_after_s=wait_s))
+        self._answer(exchange, NoBackend("No backend can take this request now.", retry_after_s=wait_s))
 
     def _answer(self, exchange: Exchange, problem: StickyrouteError) -> None:
         exchange.answer(problem.status, problem_body(exchange.route, problem), problem_lines(problem))
@@ -270,14 +272,13 @@ class Proxy:
         pool = fleet.pool(model)
         if pool is None:
             if self._strict_models and route.shape is not Shape.OPAQUE:
-                name = model if model is None or len(model) <= 100 else model[:100] + "..."
-                raise NotFound(f"The model `{name}` does not exist.", code="model_not_found", param="model")
+                raise unknown_model(model or "")
             pool = fleet.pool(None)
         if pool is None:
-            raise NoBackend("no backend is configured", retry_after_s=1.0)
+            raise NoBackend("No backend is configured.", retry_after_s=1.0)
         return pool
 
     def _admit(self) -> None:
         limit = self._max_in_flight
         if limit is not None and self.in_flight >= limit:
-            raise NoBackend("too many requests in flight", code="over_capacity", retry_after_s=1.0)
+            raise NoBackend("Too many requests are in flight.", code="over_capacity", retry_after_s=1.0)

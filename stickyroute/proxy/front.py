@@ -71,9 +71,11 @@ class Front:
         """Answer a route that is ours; False for one that needs a backend."""
         if route.shape not in _LOCAL:
             return False
+        if not any(self._fleet.available):
+            # An empty list of models would look like one; clients keep such things.
+            wait_s = max(1.0, self._fleet.next_retry_s(monotonic()))
+            raise NoBackend("No backend is reachable.", retry_after_s=wait_s)
         if route.shape is Shape.HEALTH:
-            if not any(self._fleet.available):
-                raise NoBackend("no backend is reachable", retry_after_s=1.0)
             body = b'{"status":"ok"}'
         elif route.shape is Shape.MODELS:
             body = merge_models(self._fleet.models())

@@ -43,3 +43,12 @@ def test_an_unknown_model_is_a_404(name: str) -> None:
     with pytest.raises(NotFound) as caught:
         merge_models([[M1_A]], only=name)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert caught.value.message == f"The model `{name}` does not exist."
+
+
+def test_the_error_tells_the_model_as_it_was_meant_and_not_at_any_length() -> None:
+    with pytest.raises(NotFound, match="The model `org/m9` does not exist"):
+        merge_models([[M1_A]], only="org%2Fm9")
+    with pytest.raises(NotFound) as caught:
+        merge_models([[M1_A]], only="m" * 5000)
+    assert caught.value.message == f"The model `{'m' * 100}...` does not exist."
