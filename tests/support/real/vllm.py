@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.commands import ROOT, free_port
+from tests.support.leash import leashed
 from tests.support.real.engines import MODEL, Engine
 
 INSTALL = Path(__file__).with_name("install_vllm.sh")
@@ -76,7 +77,7 @@ def vllm_venv() -> Path:
 def vllm_servers(
     venv: Path, model: Path, names: Sequence[str], folder: Path, *arguments: str
 ) -> Iterator[list[VllmServer]]:
-    """Servers of these names on free ports, started side by side; gone when the block ends.
+    """Servers of these names on free ports, started side by side; gone when the block or this process ends.
 
     `arguments` go to each `vllm serve`. Their logs are in `folder`.
     """
@@ -107,7 +108,7 @@ def _start(
     log = stack.enter_context((folder / "log").open("wb"))
     environment = {**os.environ, **quiet, **cpu, **local, **places}
     process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    stack.callback(_end, process)
+    stack.enter_context(leashed(process))
     return f"http://127.0.0.1:{port}", process
 
 
@@ -123,12 +124,3 @@ def _wait(server: VllmServer, folder: Path) -> None:
         except OSError:
             pass
         time.sleep(0.2)
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    """The server and its engine core: the whole session that was started for it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # all of it is gone already
-    process.wait()
