@@ -6,7 +6,8 @@
     client, load the same workloads over HTTP, open loop, against any OpenAI-compatible address
     single       a workload against one address
     compare      each router in turn in front of the same simulated fleet, cold caches, interleaved repeats
-    results      what a run yields, and summaries over runs; `report` turns them into a table and a page
+    knee         the largest load a policy can bear, and runs at multiples of it
+    results      what a run yields, and summaries over runs; `report` turns them into tables and pages
     demo         `stickyroute demo`
 
 Below the command line and beside `app`, which the demo and the comparison start. The product never imports

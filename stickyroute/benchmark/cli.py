@@ -1,6 +1,7 @@
 """`stickyroute bench`: replay, run, compare, report.
 
-Owns the flags, the files written and the progress shown. The work is in `jobs`, `load` and `compare`.
+Owns the flags and the progress shown. The work is in `jobs`, `single`, `compare` and `knee`; what is left behind in
+`output`.
 """
 
 from __future__ import annotations
@@ -8,23 +9,22 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import platform
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import uvloop
 import yaml
 
-from stickyroute import __version__
 from stickyroute.benchmark.compare import Comparison, find_routers
 from stickyroute.benchmark.jobs import Done, done, run_scenario
 from stickyroute.benchmark.knee import at_knees, find_knees
+from stickyroute.benchmark.output import document, made, save, write
 from stickyroute.benchmark.progress import Progress
-from stickyroute.benchmark.report import markdown, page, table
 from stickyroute.benchmark.report.document import Report
 from stickyroute.benchmark.results import Row, Summary
 from stickyroute.benchmark.scenario import Scenario, check, load_scenario, quick_scenario, standard_scenario
@@ -232,8 +232,8 @@ def _replay(flags: argparse.Namespace) -> int:
 
     found = run_scenario(scenario, flags.processes, tell)
     progress.done(f"{len(found)} runs")
-    report = _document(scenario, found, ["virtual time, no sockets", *knees])
-    return _save(report, flags.out, f"replay-{scenario.name}", flags.markdown)
+    report = document(scenario, found, ["virtual time, no sockets", *knees])
+    return save(report, flags.out, f"replay-{scenario.name}", flags.markdown)
 
 
 def _compare(flags: argparse.Namespace) -> int:
@@ -243,23 +243,39 @@ def _compare(flags: argparse.Namespace) -> int:
     stem = f"compare-{scenario.name}"
     progress = Progress(scenario.name)
 
-    def document(found: Sequence[Done]) -> Report:
-        return _document(scenario, found, ["over HTTP, real time, open loop", *knees, *lineup.labels])
+    def report_of(found: Sequence[Done]) -> Report:
+        return document(scenario, found, ["over HTTP, real time, open loop", *knees, *lineup.labels])
 
     def keep(found: list[Done], share: float, note: str) -> None:
         progress.step(share, note)
-        _files(document(found), flags.out, stem)
+        write(flags.out / f"{stem}.json", report_of(found).as_json())
 
     known = _known(flags.out / f"{stem}.json", scenario) if flags.resume else []
     within_s = flags.within * 60 if flags.within else math.inf
     comparison = Comparison(scenario, lineup, progress.update, keep, known, within_s)
-    try:
-        uvloop.run(comparison.run())
-    except KeyboardInterrupt:
-        progress.done("interrupted; --resume goes on from here")
+    with _bytecode_kept():
+        try:
+            uvloop.run(comparison.run())
+        except KeyboardInterrupt:
+            progress.done("interrupted; --resume goes on from here")
     found = comparison.results()
     progress.done(f"{len(found)} runs")
-    return _save(document(found), flags.out, stem, flags.markdown)
+    return save(report_of(found), flags.out, stem, flags.markdown)
+
+
+@contextmanager
+def _bytecode_kept() -> Iterator[None]:
+    """Where no bytecode is kept, each of a hundred fleets and routers would compile every module again."""
+    if not os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="stickyroute-bytecode-") as folder:
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["PYTHONPYCACHEPREFIX"]
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def _known(path: Path, scenario: Scenario) -> list[Done]:
@@ -274,51 +290,6 @@ def _known(path: Path, scenario: Scenario) -> list[Done]:
     return [Done(summary, report.series_of(summary)) for summary in report.summaries]
 
 
-def _document(scenario: Scenario, found: Sequence[Done], facts: list[str]) -> Report:
-    profile = scenario.spec.profile
-    room = profile.blocks * profile.block_size
-    return Report(
-        title=f"stickyroute bench: {scenario.name}",
-        made=_made(),
-        facts=[
-            *([scenario.about] if scenario.about else []),
-            f"{scenario.spec.engines} simulated engines, {profile.name}, {room:,} KV tokens each",
-            *facts,
-        ],
-        slo_ttft_s=scenario.slo_ttft_s,
-        gpu_hour_usd=scenario.gpu_hour_usd,
-        summaries=[one.summary for one in found],
-        series=[one.series for one in found if one.series is not None],
-        scenario=scenario.digest,
-    )
-
-
-def _files(report: Report, out: Path, stem: str) -> None:
-    """Write what there is; never half a file, since the process may be stopped at any time."""
-    out.mkdir(parents=True, exist_ok=True)
-    for suffix, text in (("json", report.as_json()), ("html", page.render(report))):
-        fresh = out / f".{stem}.{suffix}"
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(out / f"{stem}.{suffix}")
-
-
-def _save(report: Report, out: Path, stem: str, documentation: Path | None = None) -> int:
-    _files(report, out, stem)
-    print(table.render(report))
-    print(f"\n{out / stem}.json\n{out / stem}.html")
-    if documentation is not None:
-        documentation.write_text(markdown.render(report), encoding="utf-8")
-        print(documentation)
-    return 3 if report.summaries and all(summary.refused for summary in report.summaries) else 0
-
-
-def _made() -> str:
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, stickyroute {__version__}, "
-        f"Python {platform.python_version()}, {os.cpu_count()} cores"
-    )
-
-
 def _report(flags: argparse.Namespace) -> int:
     reports = [Report.read(path) for path in flags.files]
     first = reports[0]
@@ -327,7 +298,7 @@ def _report(flags: argparse.Namespace) -> int:
         first.summaries += other.summaries
         first.series += other.series
     stem = "report" if len(reports) > 1 else flags.files[0].stem
-    return _save(first, flags.out, stem, flags.markdown)
+    return save(first, flags.out, stem, flags.markdown)
 
 
 def _run(flags: argparse.Namespace) -> int:
@@ -346,5 +317,5 @@ def _run(flags: argparse.Namespace) -> int:
     progress.done(f"{count} answers in {run.duration_s:.0f} s")
     one = done(Scenario(flags.workload), run)
     title = f"{flags.workload} against {flags.url}"
-    report = Report(title, _made(), facts, 1.0, 2.5, [one.summary], [one.series] if one.series else [])
-    return _save(report, flags.out, f"run-{flags.workload}")
+    report = Report(title, made(), facts, 1.0, 2.5, [one.summary], [one.series] if one.series else [])
+    return save(report, flags.out, f"run-{flags.workload}")
