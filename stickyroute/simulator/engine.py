@@ -31,11 +31,17 @@ class Engine:
     """`submit`, then call `advance` whenever the clock has reached `next_step_s`.
 
     With `trace` every step is reported with every token, as a server needs it; without, only steps in which
-    a first token appears or a sequence ends. `slowdown` stretches the steps planned from now on (a throttled
-    GPU).
+    a first token appears or a sequence ends. `prefill_first` is SGLang's schedule. `slowdown` stretches the
+    steps planned from now on (a throttled GPU).
     """
 
-    def __init__(self, profile: Profile, cache: PrefixCache | None = None, trace: bool = False) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        cache: PrefixCache | None = None,
+        trace: bool = False,
+        prefill_first: bool = False,
+    ) -> None:
         self.profile = profile
         self.cache: PrefixCache = (
             cache if cache is not None else BlockCache(profile.blocks, profile.block_size)
@@ -46,7 +52,7 @@ class Engine:
         """Time spent in finished steps: GPU seconds."""
         self.steps = 0
         self.slowdown = 1.0
-        self._scheduler = Scheduler(profile, self.cache, trace)
+        self._scheduler = Scheduler(profile, self.cache, trace, prefill_first)
         self._trace = trace
         self._current: Step | None = None
         self._current_s = 0.0  # how long it takes

@@ -7,7 +7,8 @@ Each step first gives one token to every sequence that decodes, then the rest of
 the one left unfinished by the step before, then new ones in order of arrival while the budget, the sequence
 limit and the free blocks (for the whole prompt) allow. When a decoding sequence finds no block, the youngest
 running one is preempted: it loses its blocks, goes to the head of the queue, and computes prompt and answer
-so far again.
+so far again. With `prefill_first`, as SGLang does it, a step is either prompts, as long as some are there and fit,
+or one token for every sequence that decodes.
 
 Planning costs nothing for a sequence that merely decodes: it is on two calendars, by the tick (decode step)
 at which it next needs a block and the tick at which it ends. That is what lets a replay run years of GPU
@@ -117,7 +118,9 @@ class Counters:
 class Scheduler:
     """With `trace`, every step lists every sequence that gets a token; without, only first and last ones."""
 
-    def __init__(self, profile: Profile, cache: PrefixCache, trace: bool = False) -> None:
+    def __init__(
+        self, profile: Profile, cache: PrefixCache, trace: bool = False, prefill_first: bool = False
+    ) -> None:
         if profile.batched_tokens < profile.sequences:
             raise ValueError(
                 "batched_tokens must be at least sequences: every decode gets a token in every step"
@@ -128,6 +131,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}  # in order of admission; the last is preempted first
         self._trace = trace
+        self._prefill_first = prefill_first
         self._decoding: dict[Sequence, None] = {}
         self._partial: Sequence | None = None  # admitted, its prompt not yet all planned; always the youngest
         self._tick = 0
@@ -170,7 +174,15 @@ class Scheduler:
         """The next step, or None when there is nothing to compute. What it computes counts as computed at
         once."""
         step = Step()
+        if self._prefill_first and (self._partial is not None or self.waiting):
+            budget, preempted_partial = self._plan_partial(step, self.profile.batched_tokens, now_s)
+            if not preempted_partial and self._partial is None:
+                self._admit(step, budget, now_s)
+            if step.prefill_tokens:
+                return step
         preempted = self._plan_decodes(step)
+        if self._prefill_first:
+            return step if step.decodes else None
         budget = self.profile.batched_tokens - step.decodes
         budget, preempted_partial = self._plan_partial(step, budget, now_s)
         if not preempted and not preempted_partial and self._partial is None and self.waiting:

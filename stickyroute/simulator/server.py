@@ -239,7 +239,7 @@ class RunningEngine:
             if self.kv_events is not None:
                 blocks.on_stored, blocks.on_removed = self.kv_events.stored, self.kv_events.removed
                 blocks.on_cleared = self.kv_events.cleared
-        self.engine = Engine(profile, cache, trace=True)
+        self.engine = Engine(profile, cache, trace=True, prefill_first=self.config.dialect == "sglang")
         self.observed = Observed(self.config.dialect, time.time())
         self.pace.restart()
         self._apply_faults()

@@ -70,6 +70,29 @@ def test_a_long_prompt_is_cut_into_chunks_and_decodes_go_along():
     assert not first.done
 
 
+def test_prompts_go_first_where_they_do():
+    engine = Engine(SLOW, trace=True, prefill_first=True)
+    first = engine.submit(0.0, keys("a", 104), 4, 100)
+    engine.advance(1.4)
+    long = engine.submit(1.5, keys("b", 32), 30, 2)
+    # The decode step that runs ends at 2.4. Then prompts only: 20 of 30 tokens in 3 s, 10 in 2 s. Then both decode.
+    done = engine.advance(8.5)
+    assert [round(one.time_s, 6) for one in done] == [2.4, 5.4, 7.4, 8.4]
+    assert [len(one.tokens) for one in done] == [1, 0, 1, 2]
+    assert long.first_token_s == pytest.approx(7.4)
+    assert long.done
+    assert not first.done
+
+
+def test_prompts_that_do_not_fit_let_the_others_decode():
+    engine = Engine(replace(SLOW, blocks=27), trace=True, prefill_first=True)
+    first = engine.submit(0.0, keys("a", 80), 60, 20)
+    second = engine.submit(0.0, keys("b", 60), 56, 4)
+    engine.advance(1e9)
+    assert first.finished_s < second.first_token_s
+    assert engine.counters.preemptions == 0
+
+
 def test_planning_ahead_makes_a_new_request_wait_one_step_more():
     plain, ahead = Engine(SLOW), Engine(replace(SLOW, async_scheduling=True))
     firsts = []
@@ -190,11 +213,13 @@ def test_a_slowed_engine_takes_longer():
         max_size=25,
     ),
     st.booleans(),
+    st.booleans(),
 )
-def test_everything_ends_and_nothing_stays_behind(requests, ahead):
+def test_everything_ends_and_nothing_stays_behind(requests, ahead, prefill_first):
     """Whatever arrives, leaves or is preempted: every sequence ends with its tokens, and every block comes
     back."""
-    engine = Engine(replace(SLOW, blocks=27, async_scheduling=ahead), trace=True)
+    profile = replace(SLOW, blocks=27, async_scheduling=ahead)
+    engine = Engine(profile, trace=True, prefill_first=prefill_first)
     now_s = 0.0
     sequences = []
     aborted = []
