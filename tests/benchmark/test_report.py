@@ -201,6 +201,18 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
         Report.read(tmp_path / "other.json")
 
 
+def test_a_long_legend_takes_rows_of_its_own_below_the_title() -> None:
+    names = [f"a policy with a long name {number}" for number in range(9)]
+    drawn = charts.lines("title", "x", "y", [charts.Line(name, [(0, 1), (1, 2)], 0) for name in names])
+    rows = {int(y) for y, name in re.findall(r'y="(\d+)" class="t">(a policy[^<]*)<', drawn)}
+    assert sum(name in drawn for name in names) == 9
+    assert len(rows) >= 3
+    title = int(re.search(r'y="(\d+)" class="h"', drawn)[1])  # type: ignore[index]
+    highest = min(float(y) for y in re.findall(r'y1="([\d.]+)"', drawn))
+    assert title < min(rows) - 9
+    assert max(rows) < highest
+
+
 def test_charts_leave_out_what_is_not_known() -> None:
     assert charts.lines("t", "x", "y", []) == ""
     drawn = charts.lines(

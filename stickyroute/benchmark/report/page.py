@@ -17,12 +17,12 @@ from stickyroute.benchmark.results import LENGTH_NAMES, Summary, median_of, spre
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#111827;--soft:#4b5563;--line:#e5e7eb}
 @media(prefers-color-scheme:dark){:root{--page:#111418;--ink:#e5e7eb;--soft:#a3acb9;--line:#2d333b}}
-body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2rem auto;padding:0 1rem;color:var(--ink);
+body{font:15px/1.5 system-ui,sans-serif;max-width:1240px;margin:2rem auto;padding:0 1rem;color:var(--ink);
 background:var(--page)}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-top:1px solid var(--line);padding-top:1rem}
 h3{font-size:.95rem;margin:1.2rem 0 .3rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;margin:.6rem 0}
-td,th{padding:.2rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap;
+td,th{padding:.2rem .36rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap;
 font-variant-numeric:tabular-nums}
 td:first-child,th:first-child{text-align:left}td.why{text-align:left;white-space:normal}
 .s{color:var(--soft);font-size:12px}
