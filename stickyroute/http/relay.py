@@ -8,6 +8,7 @@ possible.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING
 
 from stickyroute.clock import monotonic
@@ -26,6 +27,10 @@ UPSTREAM_DIED = "upstream_died"
 UPSTREAM_SILENT = "upstream_silent"
 HEADER_TIMEOUT = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
 REFUSED = "refused"  # answered by the proxy itself
+
+# The end of a reply as it is kept: pieces, and of each so many bytes.
+_TAIL_PIECES = 8
+_TAIL_PIECE_BYTES = 4096
 
 # The heads of short chunks, ready made: a streamed token is one chunk.
 _SHORT = 1024
@@ -46,12 +51,14 @@ class Relay(ABC):
         "direct",
         "first_byte_s",
         "head_sent",
+        "looking",
         "over",
         "paused",
         "request",
         "sent_s",
         "status",
         "streams",
+        "tail",
         "unwanted",
         "upstream",
     )
@@ -71,6 +78,8 @@ class Relay(ABC):
         self.chunked = False
         self.direct = False  # belongs to the lane: nothing of this reply waits in the client's transport
         self._keep_alive = request.keep_alive
+        self.looking = False  # whether the subclass still looks at pieces of the body, by `has_begun`
+        self.tail: deque[bytes] | None = None  # the last pieces of the body, where the subclass wants them
         self.paused = False
         self._heard = -1
         self._fed_before_s = 0.0
@@ -92,6 +101,14 @@ class Relay(ABC):
     @abstractmethod
     def extra_lines(self) -> bytes:
         """Response fields the proxy adds, complete lines."""
+
+    def has_begun(self, piece: bytes) -> bool:
+        """Whether the reply proper began with this piece of the body; asked until it did, if `looking`."""
+        return True
+
+    def keep_tail(self) -> None:
+        """Keep the end of the body: the last pieces in `tail`, of each no more than 4 KB."""
+        self.tail = deque(maxlen=_TAIL_PIECES)
 
     # Called by the upstream connection.
 
@@ -163,6 +180,11 @@ class Relay(ABC):
         """A piece of the reply's body, decoded from its framing, never empty; `last` if `on_end` follows."""
         if not self.bytes_out:
             self.first_byte_s = monotonic()
+        if self.looking:
+            self.looking = not self.has_begun(data)
+        tail = self.tail
+        if tail is not None:
+            tail.append(data if len(data) <= _TAIL_PIECE_BYTES else data[-_TAIL_PIECE_BYTES:])
         size = len(data)
         self.bytes_out += size
         if self.chunked:

@@ -35,6 +35,7 @@ class FleetCollector(Collector):
         yield from self._request_families()
         yield from self._traffic_families()
         yield from self._backend_families()
+        yield from self._learned_families()
         yield from self._process_families()
 
     def _request_families(self) -> Iterator[Metric]:
@@ -72,12 +73,28 @@ class FleetCollector(Collector):
         bytes_out = CounterMetricFamily(
             "stickyroute_sent_bytes", "Bytes of replies sent to clients.", labels=labels
         )
+        prompt = CounterMetricFamily(
+            "stickyroute_prompt_tokens",
+            "Prompt tokens of replies that told how many of them were cached.",
+            labels=labels,
+        )
+        cached = CounterMetricFamily(
+            "stickyroute_cached_tokens", "Those of them that the engine had cached.", labels=labels
+        )
+        expected = CounterMetricFamily(
+            "stickyroute_expected_cached_tokens",
+            "Those of them that were believed to be cached there when the request was sent.",
+            labels=labels,
+        )
         for pair, traffic in self._counters.traffic.items():
+            prompt.add_metric(pair, traffic.prompt_tokens)
+            cached.add_metric(pair, traffic.cached_tokens)
+            expected.add_metric(pair, traffic.expected_tokens)
             ttft.add_metric(pair, traffic.ttft.cumulative(), traffic.ttft.sum)
             duration.add_metric(pair, traffic.duration.cumulative(), traffic.duration.sum)
             bytes_in.add_metric(pair, traffic.bytes_in)
             bytes_out.add_metric(pair, traffic.bytes_out)
-        yield from (ttft, duration, bytes_in, bytes_out)
+        yield from (ttft, duration, bytes_in, bytes_out, prompt, cached, expected)
 
     def _backend_families(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
@@ -100,6 +117,42 @@ class FleetCollector(Collector):
         yield in_flight
         yield available
         yield _fill(failures, self._counters.failures.items())
+
+    def _learned_families(self) -> Iterator[Metric]:
+        """What the token-counting policies go by."""
+        fleet = self._counters.fleet
+        loads = fleet.loads
+        labels = ("backend",)
+        backlog = GaugeMetricFamily(
+            "stickyroute_backend_backlog_tokens",
+            "Uncached prompt tokens sent to the backend that wait for their first token.",
+            labels=labels,
+        )
+        rate = GaugeMetricFamily(
+            "stickyroute_backend_prefill_tokens_per_second",
+            "Uncached prompt tokens a second that the backend computes, as learned.",
+            labels=labels,
+        )
+        trust = GaugeMetricFamily(
+            "stickyroute_backend_trust",
+            "The part of what is believed to be cached on the backend that is, as learned from replies.",
+            labels=labels,
+        )
+        for backend in fleet.backends:
+            backlog.add_metric((backend.name,), loads.backlog_tokens[backend.slot])
+            rate.add_metric((backend.name,), 1.0 / loads.token_s[backend.slot])
+            trust.add_metric((backend.name,), loads.trust[backend.slot])
+        yield from (backlog, rate, trust)
+        yield GaugeMetricFamily(
+            "stickyroute_kappa",
+            "The measured price of computing a prefix twice: mean TTFT by mean service time, less 1.",
+            value=loads.kappa.value,
+        )
+        decisions = CounterMetricFamily(
+            "stickyroute_decisions", "Choices of a backend, further attempts included.", labels=("reason",)
+        )
+        rows = self._counters.decisions_by_reason.items()
+        yield _fill(decisions, (((reason,), count) for reason, count in rows))
 
     def _process_families(self) -> Iterator[Metric]:
         retries = CounterMetricFamily(

@@ -56,11 +56,16 @@ class Histogram:
 class _Traffic:
     """What one backend did for one pool."""
 
-    __slots__ = ("bytes_in", "bytes_out", "duration", "ttft")
+    __slots__ = (
+        "bytes_in", "bytes_out", "cached_tokens", "duration", "expected_tokens", "prompt_tokens", "ttft"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.expected_tokens = 0.0
         self.ttft = Histogram(TTFT_BUCKETS_S)
         self.duration = Histogram(DURATION_BUCKETS_S)
 
@@ -92,6 +97,7 @@ class Counters:
         self.traffic: dict[tuple[str, str], _Traffic] = {}
         self.retries_by_kind: dict[str, int] = {}
         self.failures: dict[tuple[str, str], int] = {}
+        self.decisions_by_reason: dict[str, int] = {}
         self.decision = Histogram(DECISION_BUCKETS_S)
         self._known: dict[_Key, _Series] = {}
         self._pools: set[str] = set()
@@ -124,6 +130,20 @@ class Counters:
         if ttft_s is not None:
             traffic.ttft.observe(ttft_s)
 
+    def prompt(
+        self, pool: str, backend: str, prompt_tokens: int, cached_tokens: int, expected_tokens: float
+    ) -> None:
+        """Count one prompt whose reply told how much of it was cached; `expected_tokens` is how much was
+        believed to be, when it was sent there."""
+        traffic = self._traffic_of(self._pool_label(pool), backend or NONE)
+        traffic.prompt_tokens += prompt_tokens
+        traffic.cached_tokens += cached_tokens
+        traffic.expected_tokens += expected_tokens
+
+    def decisions(self, reason: str) -> None:
+        """Count one choice of a backend, those of further attempts included."""
+        self.decisions_by_reason[reason] = self.decisions_by_reason.get(reason, 0) + 1
+
     def retries(self, kind: str) -> None:
         """Count one further attempt; `kind` is why (a word of the proxy's)."""
         self.retries_by_kind[kind] = self.retries_by_kind.get(kind, 0) + 1
@@ -144,13 +164,16 @@ class Counters:
         key = (label, named, route or OTHER, hundreds if hundreds in STATUS_CLASSES else 0, reason or NONE)
         series = self.series.get(key)
         if series is None:
-            traffic = self.traffic.get((label, named))
-            if traffic is None:
-                traffic = self.traffic[label, named] = _Traffic()
-            series = self.series[key] = _Series(traffic)
+            series = self.series[key] = _Series(self._traffic_of(label, named))
         if pool in (label, ""):
             self._known[pool, backend, route, hundreds, reason] = series
         return series
+
+    def _traffic_of(self, label: str, named: str) -> _Traffic:
+        traffic = self.traffic.get((label, named))
+        if traffic is None:
+            traffic = self.traffic[label, named] = _Traffic()
+        return traffic
 
     def _pool_label(self, name: str) -> str:
         if not name:

@@ -24,6 +24,7 @@ from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.keys import Needs
 from stickyroute.routing.retry import RetryBudget
 from stickyroute.routing.router import Router
 from stickyroute.settings import Settings
@@ -64,6 +65,8 @@ class Proxy:
         self._strict_models = settings.strict_models
         self._strict_json = settings.strict_json
         self._show_decision = settings.response_headers
+        # What a policy that counts tokens has to know of replies; for others it is not worth its time.
+        self._watches = bool(router.needs & Needs.SIZE)
         self.in_flight = 0
 
     # One request.
@@ -86,7 +89,7 @@ class Proxy:
         except StickyrouteError as problem:
             self._front.refuse(client, request, problem, route)
             return
-        exchange = client.relay = Exchange(self, client, request, route, asked.model, pool, keys)
+        exchange = client.relay = Exchange(self, client, request, route, asked, pool, keys)
         if self._front.allow_origins:
             exchange.unwanted = CORS_FIELDS  # engines allow any origin by default; two answers are none
         self.in_flight += 1
@@ -96,18 +99,22 @@ class Proxy:
 
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
+        keys, pool, streams = exchange.keys, exchange.pool, exchange.asked.stream
+        if self._watches:
+            self._fleet.settle(monotonic())
         while True:
-            decision = self._router.route(exchange.keys, exchange.pool.view, exchange.tried)
-            exchange.sent_s = monotonic()
+            decision = self._router.route(keys, pool.view, exchange.tried)
+            now_s = exchange.sent_s = monotonic()
             if decision is None:
                 self._give_up(exchange)
                 return
             exchange.tried.append(decision.slot)
-            exchange.lease = self._fleet.lease(decision.slot)
+            exchange.lease = self._fleet.lease(decision.slot, keys, now_s, pool, streams)
             if exchange.lease is not None:
                 break
         exchange.slot = decision.slot
         exchange.reason = decision.reason
+        self._metrics.decisions(decision.reason)
         exchange.attempts += 1
         self._send(exchange, fresh=False)
 
@@ -147,7 +154,14 @@ class Proxy:
             return False
         if not self._fleet.available[exchange.slot]:
             self._fleet.record_reachable(exchange.slot)
+        if self._watches and 200 <= status < 300:
+            exchange.watch_reply()
         return True
+
+    def begun(self, exchange: Exchange) -> None:
+        """The backend has computed the prompt."""
+        if exchange.lease is not None:
+            exchange.lease.first_token(monotonic())
 
     def attempt_failed(self, exchange: Exchange, failure: str) -> None:
         """Nothing was sent to the client yet: go on where that is safe, else say what happened."""
@@ -217,11 +231,16 @@ class Proxy:
 
     def account(self, exchange: Exchange, end: str) -> None:
         """The one place where an exchange ends: lease, counters, log."""
-        exchange.release()
         self.in_flight -= 1
         request = exchange.request
-        duration_s = monotonic() - request.started_s
+        now_s = monotonic()
+        duration_s = now_s - request.started_s
         backend = self._fleet.backends[exchange.slot].name if exchange.slot >= 0 else ""
+        if end is COMPLETE and 200 <= exchange.status < 300:
+            self._learn(exchange, backend, now_s)
+            exchange.release(now_s)
+        else:
+            exchange.release()
         ttft_s = None
         if exchange.streams and exchange.first_byte_s:
             ttft_s = exchange.first_byte_s - request.started_s
@@ -241,7 +260,7 @@ class Proxy:
                 peer=exchange.client.peer,
                 method=request.method,
                 route=template,
-                model=exchange.model,
+                model=exchange.asked.model,
                 pool=pool,
                 key=exchange.keys.affinity,
                 key_source=exchange.keys.source,
@@ -254,6 +273,18 @@ class Proxy:
                 bytes_in=request.wire_bytes,
                 bytes_out=exchange.bytes_out,
                 end=end,
+            )
+
+    def _learn(self, exchange: Exchange, backend: str, now_s: float) -> None:
+        """Tell the fleet, and count, what a whole reply says of its tokens."""
+        usage, lease = exchange.usage(), exchange.lease
+        if usage is None or lease is None:
+            return
+        lease.usage(usage, now_s)
+        if usage.cached_tokens is not None:
+            expected = lease.tokens - lease.missing_tokens
+            self._metrics.prompt(
+                exchange.pool.label, backend, usage.prompt_tokens, usage.cached_tokens, expected
             )
 
     # Before a request is proxied.

@@ -13,7 +13,9 @@ from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
 from stickyroute.http.pool import BackendPool
 from stickyroute.http.relay import Relay
+from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Route
+from stickyroute.openai.usage import FirstContent, Usage, read_tail
 from stickyroute.routing.keys import RequestKeys
 
 
@@ -39,6 +41,9 @@ class Core(Protocol):
     def account(self, exchange: Exchange, end: str) -> None:
         """The exchange is over."""
 
+    def begun(self, exchange: Exchange) -> None:
+        """The first real token of a stream, or the first byte of another reply, is on its way."""
+
     def reply_lines(self, exchange: Exchange) -> bytes:
         """Response fields to add."""
 
@@ -52,11 +57,12 @@ class Exchange(Relay):
 
     __slots__ = (
         "_core",
+        "_look",
+        "asked",
         "attempts",
         "keys",
         "lease",
         "may_have_run",
-        "model",
         "pool",
         "reason",
         "route",
@@ -70,14 +76,14 @@ class Exchange(Relay):
         client: ClientConnection,
         request: Request,
         route: Route,
-        model: str | None,
+        asked: Asked,
         pool: Pool,
         keys: RequestKeys,
     ) -> None:
         super().__init__(client, request)
         self._core = core
         self.route = route
-        self.model = model
+        self.asked = asked
         self.pool = pool
         self.keys = keys
         self.tried: list[int] = []
@@ -86,6 +92,7 @@ class Exchange(Relay):
         self.lease: Lease | None = None
         self.slot = -1
         self.reason = ""
+        self._look: FirstContent | None = None
 
     def accept(self, status: int) -> bool:
         return self._core.wants(self, status)
@@ -99,8 +106,28 @@ class Exchange(Relay):
     def extra_lines(self) -> bytes:
         return self._core.reply_lines(self)
 
-    def release(self) -> None:
-        """Give the lease back, if one is held."""
+    def watch_reply(self) -> None:
+        """From here on look for the reply's first token and keep its end."""
+        self.looking = True
+        self.keep_tail()
+
+    def has_begun(self, piece: bytes) -> bool:
+        if self.streams:
+            look = self._look
+            if look is None:
+                look = self._look = FirstContent(self.route.shape)
+            if not look.feed(piece):
+                return False
+        self._core.begun(self)
+        return True
+
+    def usage(self) -> Usage | None:
+        """What the reply said of its tokens, as far as its end was kept."""
+        tail = self.tail
+        return read_tail(self.route.shape, b"".join(tail), self.streams) if tail else None
+
+    def release(self, now_s: float | None = None) -> None:
+        """Give the lease back, if one is held; `now_s` only if the backend did what it was asked."""
         lease, self.lease = self.lease, None
         if lease is not None:
-            lease.release()
+            lease.release(now_s)

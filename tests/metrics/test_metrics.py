@@ -27,6 +27,12 @@ class FakeFleet:
         self.backends = [SimpleNamespace(name=name, slot=slot) for slot, name in enumerate(names)]
         self.in_flight = [0] * len(names)
         self.available = bytearray(b"\x01" * len(names))
+        self.loads = SimpleNamespace(
+            backlog_tokens=[1200.0] * len(names),
+            token_s=[1 / 8000] * len(names),
+            trust=[0.75] * len(names),
+            kappa=SimpleNamespace(value=0.5),
+        )
 
     def pool(self, model: str | None) -> Any:
         return SimpleNamespace(label=model) if model in self.models else None
@@ -181,6 +187,32 @@ def test_backends_show_what_is_in_flight_and_whether_they_are_available() -> Non
     }
 
 
+def test_prompts_count_with_what_was_cached_of_them_and_what_was_expected() -> None:
+    metrics = metrics_of(FakeFleet())
+    metrics.prompt("llama", "a", 1000, 900, 800.5)
+    metrics.prompt("llama", "a", 500, 0, 16.0)
+    metrics.prompt("unlisted", "b", 10, 4, 0.0)
+    record(metrics)
+    here, there = labelled(pool="llama", backend="a"), labelled(pool="other", backend="b")
+    assert scrape(metrics, "stickyroute_prompt_tokens_total") == {here: 1500, there: 10}
+    assert scrape(metrics, "stickyroute_cached_tokens_total") == {here: 900, there: 4}
+    assert scrape(metrics, "stickyroute_expected_cached_tokens_total") == {here: 816.5, there: 0}
+
+
+def test_what_is_learned_of_backends_is_shown() -> None:
+    metrics = metrics_of(FakeFleet(backends=("a",)))
+    for reason in ("home", "warm", "home"):
+        metrics.decisions(reason)
+    assert scrape(metrics, "stickyroute_backend_backlog_tokens") == {labelled(backend="a"): 1200}
+    assert scrape(metrics, "stickyroute_backend_prefill_tokens_per_second") == {labelled(backend="a"): 8000}
+    assert scrape(metrics, "stickyroute_backend_trust") == {labelled(backend="a"): 0.75}
+    assert scrape(metrics, "stickyroute_kappa") == {(): 0.5}
+    assert scrape(metrics, "stickyroute_decisions_total") == {
+        labelled(reason="home"): 2,
+        labelled(reason="warm"): 1,
+    }
+
+
 def test_build_and_process_are_shown() -> None:
     metrics = metrics_of(FakeFleet())
     ((labels, value),) = scrape(metrics, "stickyroute_build_info").items()
@@ -275,6 +307,7 @@ def busy() -> Metrics:
             record(metrics, pool=pool, backend=backend.name)
         metrics.upstream_failures(backend.name, "upstream_died")
     metrics.retries("stale")
+    metrics.decisions("warm")
     metrics.decision_time(1e-5)
     return metrics
 
