@@ -32,8 +32,8 @@ class Index:
     `entries` is rounded up to a power of two; a row takes 12 bytes and 4 for each backend.
     """
 
-    __slots__ = ("_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_keys", "_rows_used", "_stamps",
-                 "_tick", "_touched")  # fmt: skip
+    __slots__ = ("_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_keys", "_reach", "_rows_used",
+                 "_stamps", "_tick", "_touched")  # fmt: skip
 
     def __init__(self, entries: int, capacity_tokens: Sequence[float]) -> None:
         if entries < 1 or any(tokens <= 0 for tokens in capacity_tokens):
@@ -48,6 +48,7 @@ class Index:
         self._touched = array("I", bytes(4 * rows))
         self._stamps = array("I", bytes(4 * rows * count))
         self._capacity = [tokens / _UNIT_TOKENS for tokens in capacity_tokens]
+        self._reach = [1.0] * count  # how far back a clock holds, as a multiple of the capacity
         # A clock starts past zero, so that a stamp of 0, never touched, is below every floor.
         self._clocks = [capacity + 1.0 for capacity in self._capacity]
         self._floors = [1] * count
@@ -129,7 +130,7 @@ class Index:
         matched, age = self._matched(slot, chain)
         held_bytes = ends[matched - 1] if matched else 0
         scale = tokens_per_byte / _UNIT_TOKENS
-        stamp = self._advance(slot, (ends[-1] - held_bytes + held_bytes * age) * scale)
+        stamp = self._advance(slot, (ends[len(chain) - 1] - held_bytes + held_bytes * age) * scale)
         tick = self._tick = (self._tick + 1) & 0xFFFF_FFFF
         for key in chain:
             row = (key & mask) * _WAYS
@@ -162,6 +163,24 @@ class Index:
             row = self._find(key)
             if row >= 0:
                 self._stamps[row * self._count + slot] = 0
+
+    def note(self, slot: int, chain: Sequence[int]) -> None:
+        """The backend says that it has these blocks, whoever had them computed: they are its youngest."""
+        stamp = int(self._clocks[slot])
+        for key in chain:
+            row = self._find(key)
+            if row < 0:
+                row = self._place(key, (key & self._bucket_mask) * _WAYS + _WAYS - 1)
+                self._touched[row] = self._tick
+            self._stamps[row * self._count + slot] = stamp
+
+    def follow(self, slot: int, followed: bool) -> None:
+        """Whether the backend tells what it evicts (`forget`). Then age says little: blocks others asked for
+        are younger than we know, so they are let go at twice the age."""
+        reach = 2.0 if followed else 1.0
+        if reach != self._reach[slot]:
+            self._reach[slot] = reach
+            self._advance(slot, 0.0)
 
     def record_tokens(self, slot: int, tokens: float) -> None:
         """The backend wrote `tokens` that no chain will show, such as an answer's: its blocks age by them."""
@@ -217,7 +236,7 @@ class Index:
         if clock >= _CLOCK_END:
             self._restart(slot)
             clock = self._clocks[slot]
-        floor = int(clock - self._capacity[slot])
+        floor = int(clock - self._capacity[slot] * self._reach[slot])
         if floor > self._floors[slot]:
             self._floors[slot] = floor
         return int(clock)
