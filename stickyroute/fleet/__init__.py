@@ -10,5 +10,6 @@ from stickyroute.fleet.fleet import Fleet
 from stickyroute.fleet.lease import Lease
 from stickyroute.fleet.pools import Pool
 from stickyroute.fleet.spec import Backend, BackendSpec
+from stickyroute.fleet.tuning import Tuning
 
-__all__ = ["Backend", "BackendSpec", "Fleet", "Lease", "Pool"]
+__all__ = ["Backend", "BackendSpec", "Fleet", "Lease", "Pool", "Tuning"]

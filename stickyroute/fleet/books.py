@@ -33,6 +33,7 @@ _ANSWER_TOKENS = 200.0
 _RATE_UNIT_TOKENS = 2000.0
 _DECODE_UNIT = 8.0  # sequences
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
+_DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0004
 _MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
 
 
@@ -194,7 +195,7 @@ class Books:
 
     def _update_decode(self) -> None:
         self.loads.answer_tokens = self._answer.value
-        self.loads.decode_s = self._decode.slope * self._answer.value
+        self.loads.decode_s = _DECODE_SHARE * self._decode.slope * self._answer.value
 
     # What a scrape says.
 
