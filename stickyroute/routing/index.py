@@ -164,16 +164,6 @@ class Index:
             if row >= 0:
                 self._stamps[row * self._count + slot] = 0
 
-    def note(self, slot: int, chain: Sequence[int]) -> None:
-        """The backend says that it has these blocks, whoever had them computed: they are its youngest."""
-        stamp = int(self._clocks[slot])
-        for key in chain:
-            row = self._find(key)
-            if row < 0:
-                row = self._place(key, (key & self._bucket_mask) * _WAYS + _WAYS - 1)
-                self._touched[row] = self._tick
-            self._stamps[row * self._count + slot] = stamp
-
     def follow(self, slot: int, followed: bool) -> None:
         """Whether the backend tells what it evicts (`forget`). Then age says little: blocks others asked for
         are younger than we know, so they are let go at twice the age."""
