@@ -241,10 +241,11 @@ def _compare(flags: argparse.Namespace) -> int:
     lineup = find_routers(scenario, flags.router, flags.peers_venv)
     scenario, knees = _at_knees(scenario, os.cpu_count() or 1)
     stem = f"compare-{scenario.name}"
+    how = f"over HTTP, real time, open loop: `stickyroute bench compare {flags.scenario or ''}`"
     progress = Progress(scenario.name)
 
     def report_of(found: Sequence[Done]) -> Report:
-        return document(scenario, found, ["over HTTP, real time, open loop", *knees, *lineup.labels])
+        return document(scenario, found, [how, *knees, *lineup.labels])
 
     def keep(found: list[Done], share: float, note: str) -> None:
         progress.step(share, note)

@@ -59,8 +59,9 @@ class Lineup:
 
     @property
     def labels(self) -> list[str]:
-        """A line for each router with its version, and one for those that are not here."""
-        lines = [f"{name}: {driver.label}" for name, driver in self.routers if driver is not None]
+        """The versions in one line, and which routers are not here in another."""
+        versions = {driver.name: driver.version for _, driver in self.routers if driver is not None}
+        lines = [", ".join(f"{name} {version}" for name, version in versions.items())] if versions else []
         if self.absent:
             lines.append(f"not installed here: {', '.join(self.absent)}")
         return lines
