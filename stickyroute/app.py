@@ -22,7 +22,7 @@ from stickyroute import __version__
 from stickyroute.accesslog import AccessLog
 from stickyroute.control import build_admin
 from stickyroute.errors import ConfigError
-from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.fleet import BackendSpec, Fleet, Tuning
 from stickyroute.http.limits import Limits
 from stickyroute.http.pool import BackendPool
 from stickyroute.http.server import Server
@@ -35,6 +35,7 @@ from stickyroute.routing.policies import build_policy
 from stickyroute.routing.router import Router
 from stickyroute.settings import BackendSettings, Settings
 from stickyroute.watch.models import ModelsWatch
+from stickyroute.watch.scrape import ScrapeWatch
 
 log = logging.getLogger("stickyroute")
 
@@ -47,7 +48,8 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.fleet = Fleet([_spec(backend) for backend in settings.backends], settings.ring.vnodes)
+        specs = [_spec(backend) for backend in settings.backends]
+        self.fleet = Fleet(specs, settings.ring.vnodes, _tuning(settings))
         self.metrics = Metrics(self.fleet, __version__)
         self.port = 0
         self.admin_port = 0
@@ -56,6 +58,7 @@ class App:
         self._server: Server | None = None
         self._sweeper: Sweeper | None = None
         self._watch: ModelsWatch | None = None
+        self._scrape: ScrapeWatch | None = None
         self._admin: web.AppRunner | None = None
         self._stopping = False
 
@@ -98,9 +101,16 @@ class App:
         )
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._watch = ModelsWatch(self.fleet, interval_s=settings.models_interval_s)
+        self._scrape = ScrapeWatch(
+            self.fleet,
+            self.fleet.record_sample,
+            interval_s=settings.scrape.interval_s,
+            timeout_s=settings.scrape.timeout_s,
+        )
         try:
             await self._open_admin()
             self._watch.start()
+            self._scrape.start()
             await self._watch.first_round(_FIRST_ROUND_S)
             sweeper.start()
             host, port = settings.listen_address
@@ -124,8 +134,9 @@ class App:
             dropped = await self._server.shut_down(
                 self.settings.timeouts.shutdown_s if grace_s is None else grace_s
             )
-        if self._watch is not None:
-            await self._watch.stop()
+        for watch in (self._watch, self._scrape):
+            if watch is not None:
+                await watch.stop()
         for pool in self._pools:
             await pool.close()
         if self._sweeper is not None:
@@ -232,6 +243,17 @@ def _spec(backend: BackendSettings) -> BackendSpec:
         tls_verify=backend.tls_verify,
         models=backend.models,
         max_in_flight=backend.max_in_flight,
+    )
+
+
+def _tuning(settings: Settings) -> Tuning:
+    sticky = settings.sticky
+    return Tuning(
+        index_entries=sticky.index_entries,
+        prefill_tokens_s=sticky.prefill_tokens_s,
+        kv_tokens=sticky.kv_tokens,
+        bytes_per_token=sticky.bytes_per_token,
+        kappa=sticky.kappa,
     )
 
 

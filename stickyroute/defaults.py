@@ -30,7 +30,12 @@ BOUNDED_RING_LOAD_FACTOR: Final = (
     1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
 )
 BOUNDED_RING_FLOOR: Final = 2  # requests: with next to no load, a second request is no reason to leave home
-INDEX_ENTRIES: Final = 262_144  # blocks of 256 bytes and more: what 16 engines with a million tokens each hold
+STICKY_TOLERANCE: Final = 0.1  # costs are estimates; within a tenth the ring's order is worth more
+STICKY_BOUND: Final = 4.0
+STICKY_FLOOR_TOKENS: Final = 32_768  # a long prompt or two are no overload
+INDEX_ENTRIES: Final = (
+    262_144  # blocks of 256 bytes and more: what 16 engines with a million tokens each hold
+)
 PREFILL_TOKENS_S: Final = 20_000.0  # tokens a second of one engine, until its first tokens tell
 KV_TOKENS: Final = 300_000.0  # cache of one engine, until its metrics tell
 BYTES_PER_TOKEN: Final = 4.0  # of English text, until usage tells
@@ -58,3 +63,5 @@ RETRIES_BURST: Final = 100  # retries: so that a quiet proxy can fail over at al
 ACCESS_LOG: Final = "off"
 LOG_LEVEL: Final = "info"
 MODELS_INTERVAL_S: Final = 10.0
+SCRAPE_INTERVAL_S: Final = 5.0  # the figures only correct our own; SGLang's move every 40 decode steps
+SCRAPE_TIMEOUT_S: Final = 2.0

@@ -6,7 +6,7 @@ Owns the shape of every part of the configuration below the top level. Values ar
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -120,6 +120,67 @@ class BoundedRingSettings(Group):
     floor: Count = Field(
         default=defaults.BOUNDED_RING_FLOOR,
         description="Requests in flight a backend may always hold, however idle the others are.",
+    )
+
+
+class StickySettings(Group):
+    """What sticky, and in part the other policies that count tokens, go by."""
+
+    tolerance: Number = Field(
+        default=defaults.STICKY_TOLERANCE,
+        ge=0,
+        le=1,
+        description="Costs this close to the least are equal to it, and the ring decides; more stays at home "
+        "more, 0 takes every small advantage.",
+    )
+    bound: Number = Field(
+        default=defaults.STICKY_BOUND,
+        ge=1,
+        description="Times its share of the fleet's waiting prompt tokens a backend may have, whatever it "
+        "has cached.",
+    )
+    floor_tokens: WholeNumber = Field(
+        default=defaults.STICKY_FLOOR_TOKENS,
+        ge=0,
+        description="Waiting prompt tokens that are never past the bound; about what an engine computes in "
+        "a second or two.",
+    )
+    kappa: Annotated[Number, Field(ge=0, le=8)] | None = Field(
+        default=None,
+        description="A fixed price of computing a prefix twice, 0 to 8, for experiments. Default: measured.",
+    )
+    index_entries: Count = Field(
+        default=defaults.INDEX_ENTRIES,
+        le=1 << 26,
+        description="Blocks of prompts remembered; each takes 12 bytes and 4 for each backend. More for a "
+        "fleet whose caches hold more different text.",
+    )
+    prefill_tokens_s: Number = Field(
+        default=defaults.PREFILL_TOKENS_S,
+        gt=0,
+        description="Prompt tokens a second of one engine, until its first tokens tell.",
+    )
+    kv_tokens: Number = Field(
+        default=defaults.KV_TOKENS,
+        gt=0,
+        description="Tokens one engine's KV cache holds, until its metrics tell; set it where they do not.",
+    )
+    bytes_per_token: Number = Field(
+        default=defaults.BYTES_PER_TOKEN,
+        gt=0,
+        le=100,
+        description="Bytes of prompt for a token, until usage in replies tells; less for code or Chinese.",
+    )
+
+
+class ScrapeSettings(Group):
+    """How each backend's /metrics is read."""
+
+    interval_s: Seconds = Field(
+        default=defaults.SCRAPE_INTERVAL_S, description="Between two looks at a backend's /metrics."
+    )
+    timeout_s: Seconds = Field(
+        default=defaults.SCRAPE_TIMEOUT_S, description="For one look, connecting included."
     )
 
 

@@ -33,6 +33,8 @@ from stickyroute.settings.groups import (
     LimitSettings,
     RetrySettings,
     RingSettings,
+    ScrapeSettings,
+    StickySettings,
     TimeoutSettings,
     TlsSettings,
 )
@@ -87,7 +89,10 @@ class Settings(BaseSettings):
     bounded_ring: BoundedRingSettings = Field(
         default_factory=BoundedRingSettings, description="For bounded_ring."
     )
-    ring: RingSettings = Field(default_factory=RingSettings, description="For ring and bounded_ring.")
+    sticky: StickySettings = Field(
+        default_factory=StickySettings, description="For sticky, and for counting tokens."
+    )
+    ring: RingSettings = Field(default_factory=RingSettings, description="For sticky, ring and bounded_ring.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Sizes and counts.")
     timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings, description="Waits, in seconds.")
     retries: RetrySettings = Field(default_factory=RetrySettings, description="Trying again.")
@@ -122,6 +127,9 @@ class Settings(BaseSettings):
     models_interval_s: Seconds = Field(
         default=defaults.MODELS_INTERVAL_S,
         description="Seconds between two looks at each backend's /v1/models.",
+    )
+    scrape: ScrapeSettings = Field(
+        default_factory=ScrapeSettings, description="What each backend's /metrics says."
     )
 
     @classmethod

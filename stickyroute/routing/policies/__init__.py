@@ -43,4 +43,7 @@ def make_policy(name: str, load_factor: float = 1.25, floor: int = 2) -> Policy:
 
 def build_policy(settings: Settings) -> Policy:
     """The policy that the settings ask for."""
+    if settings.policy == Sticky.name:
+        sticky = settings.sticky
+        return Sticky(sticky.tolerance, sticky.bound, sticky.floor_tokens)
     return make_policy(settings.policy, settings.bounded_ring.load_factor, settings.bounded_ring.floor)
