@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "replay",
         help="policies on simulated engines in virtual time: a scenario, or --workload",
         description="Replay workloads through policies onto simulated engines, in virtual time. Without a "
-        "scenario or a workload, three workloads with round_robin, ring and bounded_ring.",
+        "scenario or a workload, three workloads with round_robin, ring, bounded_ring and sticky.",
     )
     replay.set_defaults(run=_replay)
     _add_scenario(replay)
@@ -169,7 +169,7 @@ def _scenario(flags: argparse.Namespace) -> Scenario:
     if flags.workload:
         scenario = quick_scenario(
             flags.workload,
-            flags.policy or ["round_robin", "ring", "bounded_ring"],
+            flags.policy or list(standard_scenario().policies),
             flags.seeds or 3,
             _set(flags.set),
         )

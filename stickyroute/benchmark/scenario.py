@@ -53,7 +53,7 @@ class Scenario:
     about: str = ""
     fleet: dict[str, Any] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
-    policies: tuple[str, ...] = ("round_robin", "ring", "bounded_ring")
+    policies: tuple[str, ...] = ("round_robin", "ring", "bounded_ring", "sticky")
     routers: tuple[str, ...] = ()
     seeds: int = 3
     replicas: tuple[int, ...] = (1,)
@@ -165,7 +165,7 @@ STANDARD = {
         {"workload": "shared_prefixes", "seconds": 120, "answer_tokens": 250, "rate": 25},
         {"workload": "no_overlap", "seconds": 240},
     ],
-    "policies": ["round_robin", "ring", "bounded_ring"],
+    "policies": ["round_robin", "ring", "bounded_ring", "sticky"],
     "seeds": 3,
 }
 

@@ -47,9 +47,9 @@ def test_scenarios_of_the_repository_are_read(path: Path, monkeypatch: pytest.Mo
     assert scenario.runs()
 
 
-def test_the_standard_scenario_is_three_policies_on_three_workloads() -> None:
+def test_the_standard_scenario_is_four_policies_on_three_workloads() -> None:
     scenario = standard_scenario()
-    assert scenario.policies == ("round_robin", "ring", "bounded_ring")
+    assert scenario.policies == ("round_robin", "ring", "bounded_ring", "sticky")
     assert len(scenario.cases) == 3
     assert scenario.seeds == 3
 
