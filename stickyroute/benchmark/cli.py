@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = flags.run(flags)
         return code
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, OSError) as error:
         print(f"stickyroute bench: {error}", file=sys.stderr)
         return 2
 

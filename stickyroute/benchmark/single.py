@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+import aiohttp
+
 from stickyroute.benchmark.engines import Engines
 from stickyroute.benchmark.load import Load
 from stickyroute.benchmark.results import EngineTotals, Row, Run
 from stickyroute.benchmark.workloads import Workload
+from stickyroute.errors import ConfigError
 
 
 async def run_single(
@@ -20,11 +23,14 @@ async def run_single(
 ) -> tuple[Run, list[str]]:
     """The run, and facts about it for its reader. `engines` are base URLs.
 
-    Raises aiohttp.ClientError or OSError when an engine's metrics cannot be read.
+    Raises ConfigError when an engine's metrics cannot be read.
     """
     counters = Engines([engine.rstrip("/") for engine in engines])
     try:
-        await counters.begin()
+        try:
+            await counters.begin()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConfigError(f"--engine: no metrics to be had: {error}") from None
         load = Load(url, model, on_row=on_row)
         requests = workload.requests(Random(f"workload {seed}"))
         loaded = await load.run(requests, counters.sample if engines else None)

@@ -72,8 +72,9 @@ def test_mistakes_in_a_scenario_are_told(values: dict[str, Any], words: str) -> 
 
 
 def test_a_mistake_on_the_command_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--workload", "chat", "--policy", "luck"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    for mistake in (["--workload", "chat", "--policy", "luck"], ["nowhere.yaml"]):
+        assert main(["replay", *mistake]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_demo_plays_both_policies_and_ends() -> None:
