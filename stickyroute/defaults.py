@@ -23,7 +23,12 @@ AFFINITY_SOURCES: Final = (
     "body:metadata.user_id",
     "prefix",
 )
-AFFINITY_PREFIX_BYTES: Final = 1024
+
+PREFIX_BLOCK_BYTES: Final = 256  # some 64 tokens: four blocks of an engine
+PREFIX_PROMPT_BYTES: Final = 4 * 1024 * 1024  # a million tokens: the longest contexts there are
+PREFIX_MASKED_BYTES: Final = 8 * 1024  # a clock stands in the first or the last lines of a system prompt
+PREFIX_ANCHOR_CELLS: Final = 65_536  # half a MiB: with 64 backends a tenth of the rarest count that matters
+PREFIX_SESSIONS: Final = 65_536  # turns; a conversation is found while fewer than that came after its last
 
 POLICY: Final = "bounded_ring"
 BOUNDED_RING_LOAD_FACTOR: Final = (
@@ -65,3 +70,6 @@ LOG_LEVEL: Final = "info"
 MODELS_INTERVAL_S: Final = 10.0
 SCRAPE_INTERVAL_S: Final = 5.0  # the figures only correct our own; SGLang's move every 40 decode steps
 SCRAPE_TIMEOUT_S: Final = 2.0
+EXACT_BLOCKS: Final = 500_000  # of tokens over all backends: at 16 tokens 8 million tokens, 16 large engines
+EXACT_CHECK_S: Final = 5.0
+EVENTS_RANKS: Final = 1

@@ -19,6 +19,7 @@ from stickyroute.settings.addresses import parse_backend_url, split_host_port
 _NAME = re.compile(r"[!#-\[\]-~]{1,128}")  # printable ASCII without space, quote, backslash
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BODY_FIELD = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_ZMQ_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):(\d{1,5}|\*)|ipc://\S+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 # The same grammar as openai.routes, which this floor can't see; a test holds the two together.
 _SEGMENT = r"(\{id\}|(?!\.{1,2}(/|$))[A-Za-z0-9._~!$&'()*+,;=:@-]+)"
@@ -93,6 +94,12 @@ def _address(value: str) -> str:
 
 def _url(value: str) -> str:
     return str(parse_backend_url(value))
+
+
+def _zmq_endpoint(value: str) -> str:
+    if not _ZMQ_ENDPOINT.fullmatch(value):
+        raise ValueError("must be tcp://HOST:PORT, such as tcp://10.0.0.11:5557, or ipc://PATH")
+    return value
 
 
 def _source(value: str) -> str:
@@ -171,6 +178,7 @@ Seconds = Annotated[Number, Field(gt=0)]
 Size = Annotated[int, BeforeValidator(_size)]
 Listen = Annotated[str, BeforeValidator(_is_text), AfterValidator(_address)]
 Url = Annotated[str, AfterValidator(_url)]
+Endpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
 Name = Annotated[str, AfterValidator(_name)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]

@@ -14,6 +14,7 @@ from stickyroute import defaults
 from stickyroute.settings.addresses import BackendUrl, parse_backend_url
 from stickyroute.settings.checks import (
     Count,
+    Endpoint,
     HeaderName,
     Key,
     Models,
@@ -31,6 +32,25 @@ from stickyroute.settings.checks import (
 
 class Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class EventsSettings(Group):
+    """The KV events of one engine server, published over ZMQ: exact mode."""
+
+    endpoint: Endpoint = Field(
+        description="Where it publishes, as seen from here: tcp://HOST:PORT of data-parallel rank 0. With * as "
+        "host this port is opened here, for engines that connect. Required."
+    )
+    replay: Endpoint | None = Field(
+        default=None,
+        description="Its replay endpoint, for what was missed. Default: none, so a gap empties what is known.",
+    )
+    topic: str = Field(default="", description="Topics that begin so are read; the engine's own, or all.")
+    ranks: Count = Field(
+        default=defaults.EVENTS_RANKS,
+        le=64,
+        description="Its data-parallel ranks; rank r publishes on the port plus r.",
+    )
 
 
 class BackendSettings(Group):
@@ -66,6 +86,9 @@ class BackendSettings(Group):
     max_in_flight: Count | None = Field(
         default=None, description="Requests it may have at once; past it others take them. Default: no limit."
     )
+    events: EventsSettings | None = Field(
+        default=None, description="Its KV events, which turn exact mode on. Default: none."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -93,18 +116,47 @@ class AffinitySettings(Group):
     sources: Sources = Field(
         default=defaults.AFFINITY_SOURCES,
         description="Where the key comes from; the first with a value wins: header:NAME, body:FIELD (dots "
-        "for fields inside fields), prefix (the head of the prompt).",
+        "for fields inside fields), prefix (the conversation or document that the prompt begins with).",
     )
     tenant_header: HeaderName | None = Field(
         default=None,
         description="A header that names the tenant; equal user names of two tenants then are two keys. "
         "Default: none.",
     )
-    prefix_bytes: Size = Field(
-        default=defaults.AFFINITY_PREFIX_BYTES,
+
+
+class PrefixSettings(Group):
+    """How prompts are cut, and what is remembered of requests that do not say whose they are."""
+
+    block_bytes: Size = Field(
+        default=defaults.PREFIX_BLOCK_BYTES,
         ge=16,
+        le=1 << 16,
+        description="Bytes of the normalized prompt in a block at its beginning; further on blocks widen.",
+    )
+    prompt_bytes: Size = Field(
+        default=defaults.PREFIX_PROMPT_BYTES,
+        ge=1 << 16,
+        le=1 << 30,
+        description="Bytes of the normalized prompt that are looked at; what lies past them counts as new.",
+    )
+    masked_bytes: Size = Field(
+        default=defaults.PREFIX_MASKED_BYTES,
+        ge=0,
         le=1 << 20,
-        description="Bytes of the normalized prompt that make the key when no other source has one.",
+        description="Bytes after the first timestamp, UUID or long number in which such are masked in keys.",
+    )
+    anchor_cells: Count = Field(
+        default=defaults.PREFIX_ANCHOR_CELLS,
+        ge=1 << 10,
+        le=1 << 24,
+        description="Counters of recent traffic, 8 bytes each, rounded up to a power of two.",
+    )
+    sessions: Count = Field(
+        default=defaults.PREFIX_SESSIONS,
+        ge=1 << 10,
+        le=1 << 24,
+        description="Turns of conversations without ids that are remembered, 21 bytes each.",
     )
 
 
@@ -181,6 +233,26 @@ class ScrapeSettings(Group):
     )
     timeout_s: Seconds = Field(
         default=defaults.SCRAPE_TIMEOUT_S, description="For one look, connecting included."
+    )
+
+
+class ExactSettings(Group):
+    """What engines' KV events are made of, where `backends[].events` names any."""
+
+    blocks: Count = Field(
+        default=defaults.EXACT_BLOCKS,
+        description="Most blocks of tokens kept over all backends, about 250 bytes each, and again as many "
+        "tied to text.",
+    )
+    check_s: Seconds = Field(
+        default=defaults.EXACT_CHECK_S,
+        description="A publisher that is silent for so long is asked whether it lives; after three times that "
+        "without an answer its events count no more.",
+    )
+    tokenize: bool = Field(
+        default=True,
+        description="Whether engines are asked for the token ids of prompts (POST /tokenize); without, only "
+        "prompts that are token ids are matched.",
     )
 
 

@@ -29,8 +29,10 @@ from stickyroute.settings.groups import (
     BackendSettings,
     BoundedRingSettings,
     CorsSettings,
+    ExactSettings,
     GatewayKey,
     LimitSettings,
+    PrefixSettings,
     RetrySettings,
     RingSettings,
     ScrapeSettings,
@@ -79,6 +81,9 @@ class Settings(BaseSettings):
     )
     affinity: AffinitySettings = Field(
         default_factory=AffinitySettings, description="What keeps a user in one place."
+    )
+    prefix: PrefixSettings = Field(
+        default_factory=PrefixSettings, description="How prompts are cut and remembered."
     )
     policy: PolicyName = Field(
         default=defaults.POLICY,
@@ -130,6 +135,9 @@ class Settings(BaseSettings):
     )
     scrape: ScrapeSettings = Field(
         default_factory=ScrapeSettings, description="What each backend's /metrics says."
+    )
+    exact: ExactSettings = Field(
+        default_factory=ExactSettings, description="What backends with KV events hold."
     )
 
     @classmethod

@@ -84,8 +84,8 @@ def test_the_annotated_file_has_every_key_and_its_default() -> None:
     given = yaml.safe_load(text)
     for name in LEAVES:
         group, _, key = name.rpartition(".")
-        if group in {"tls", "api_keys[]"}:
-            assert re.search(rf"^# .*\b{key}: ", text, re.MULTILINE), name
+        if group in {"tls", "api_keys[]", "backends[].events"}:
+            assert re.search(rf"^ *# .*\b{key}: ", text, re.MULTILINE), name
         elif group == "backends[]":
             assert key in given["backends"][0]
         else:
