@@ -145,17 +145,13 @@ class Learned:
 def token_ends(keys: RequestKeys, count: int, texts: Sequence[str] | None) -> list[int]:
     """For each block of a prompt's text how many of its `count` tokens end inside it or before.
 
-    `texts` are the tokens as the engine spells them: a byte is about a character there (byte-level BPE), and
-    what the chat template adds, such as `<|user|>`, is not in our text. Without them, text and tokens are taken
-    to run evenly.
+    `texts` are the tokens as the engine spells them: a character is about a byte there (byte-level BPE), and the
+    marks of a chat template weigh about what stands for them in our text. Without them, text and tokens are
+    taken to run evenly.
     """
     ends, whole = keys.ends[: len(keys.chain)], keys.prompt_bytes
     if texts is None or len(texts) != count or not count:
         return [end * count // whole for end in ends]
-    reached = list(accumulate(0 if _is_marker(text) else len(text) for text in texts))
+    reached = list(accumulate(map(len, texts)))
     scale = reached[-1] / whole
     return [bisect_right(reached, end * scale) for end in ends]
-
-
-def _is_marker(text: str) -> bool:
-    return len(text) > 2 and text[0] == "<" and text[-1] == ">"

@@ -20,7 +20,7 @@ __all__ = ["Asking", "open_session", "read_bounded"]
 
 
 class Asking:
-    """A GET of `path` on one backend. Raises ConfigError for an unreadable CA file."""
+    """Questions to `path` of one backend. Raises ConfigError for an unreadable CA file."""
 
     def __init__(self, spec: BackendSpec, path: str) -> None:
         self._url = URL(spec.url + path, encoded=True)
@@ -30,6 +30,13 @@ class Asking:
     def get(self, session: aiohttp.ClientSession) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Ask; use as `async with`."""
         return session.get(self._url, headers=self._headers, ssl=self._tls, allow_redirects=False)
+
+    def post(
+        self, session: aiohttp.ClientSession, body: bytes
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Ask with JSON; use as `async with`."""
+        headers = {**self._headers, "Content-Type": "application/json"}
+        return session.post(self._url, data=body, headers=headers, ssl=self._tls, allow_redirects=False)
 
 
 def open_session(timeout_s: float) -> aiohttp.ClientSession:

@@ -136,11 +136,9 @@ def test_the_table_is_bounded_and_the_oldest_goes() -> None:
 def test_where_blocks_of_text_end_in_the_tokens() -> None:
     keys = keys_of(b"x" * 200)  # blocks end at 64, 128 and 192 bytes
     assert token_ends(keys, 100, None) == [32, 64, 96]  # two bytes each
-    # The template's marks are none of our text; then 64 bytes in one token, and the rest one byte each.
-    spelled = ["<|user|>", "\u010a" * 64, *["a"] * 136, "<|assistant|>"]
-    assert token_ends(keys, len(spelled), spelled) == [2, 66, 130]
+    spelled = ["\u010a" * 64, *["a"] * 136]  # 64 bytes in one token, the rest a byte each
+    assert token_ends(keys, len(spelled), spelled) == [1, 65, 129]
     assert token_ends(keys, 100, ["too", "few"]) == [32, 64, 96]
-    assert token_ends(keys, 2, ["<|a|>", "<|b|>"]) == [2, 2, 2]
     assert token_ends(keys, 0, []) == [0, 0, 0]
 
 
