@@ -1,7 +1,7 @@
 """`stickyroute bench`: replay, run, compare, report.
 
-Owns the flags and the progress shown. The work is in `jobs`, `single`, `compare` and `knee`; what is left behind in
-`output`.
+Owns the commands and the progress shown. The work is in `jobs`, `single`, `compare` and `knee`; flags become a
+scenario in `flags`; what is left behind is `output`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import uvloop
-import yaml
 
 from stickyroute.benchmark.compare import Comparison, find_routers
+from stickyroute.benchmark.flags import add_markdown, add_out, add_scenario, parameters_of, scenario_of_flags
 from stickyroute.benchmark.jobs import Done, done, run_scenario
 from stickyroute.benchmark.knee import at_knees, find_knees
 from stickyroute.benchmark.output import document, made, save, write
 from stickyroute.benchmark.progress import Progress
 from stickyroute.benchmark.report.document import Report
 from stickyroute.benchmark.results import Row, Summary
-from stickyroute.benchmark.scenario import Scenario, check, load_scenario, quick_scenario, standard_scenario
+from stickyroute.benchmark.scenario import Scenario
 from stickyroute.benchmark.single import run_single
 from stickyroute.benchmark.workloads import WORKLOADS, make_workload
 from stickyroute.errors import ConfigError
-
-_OUT = Path("bench-results")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "scenario or a workload, three workloads with round_robin, ring, bounded_ring and sticky.",
     )
     replay.set_defaults(run=_replay)
-    _add_scenario(replay)
+    add_scenario(replay)
     replay.add_argument("--replicas", type=int, metavar="N", help="router replicas, each with its own state")
     replay.add_argument(
         "--processes", type=int, default=min(8, os.cpu_count() or 1), help="worker processes (default: cores)"
@@ -88,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the workload"
     )
     run.add_argument("--seed", type=int, default=0)
-    _add_out(run)
+    add_out(run)
 
     peers = commands.add_parser(
         "compare",
@@ -97,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "interleaved over repeats. Needs a checkout, for bench/drivers.",
     )
     peers.set_defaults(run=_compare)
-    _add_scenario(peers)
+    add_scenario(peers)
     peers.add_argument(
         "--router", action="append", default=[], metavar="NAME[:POLICY]", help="see bench/drivers"
     )
@@ -118,91 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
     report.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    _add_out(report)
-    _add_markdown(report)
+    add_out(report)
+    add_markdown(report)
     return parser
-
-
-def _add_scenario(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "scenario", nargs="?", type=Path, metavar="SCENARIO", help="YAML file, see bench/scenarios"
-    )
-    command.add_argument("--workload", action="append", default=[], choices=sorted(WORKLOADS))
-    command.add_argument(
-        "--policy", action="append", default=[], metavar="NAME", help="a policy, or omniscient"
-    )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a parameter, of every workload that has it",
-    )
-    command.add_argument("--seeds", type=int, metavar="N", help="repeats with different seeds (default 3)")
-    command.add_argument(
-        "--rate", action="append", default=[], type=float, help="run at this rate; may be repeated"
-    )
-    command.add_argument(
-        "--knee", metavar="POLICY", help="run at multiples of the load that this policy can just bear"
-    )
-    command.add_argument(
-        "--at", action="append", default=[], type=float, metavar="X", help="such a multiple (0.7, 1 and 1.2)"
-    )
-    _add_out(command)
-    _add_markdown(command)
-
-
-def _add_out(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--out", type=Path, default=_OUT, metavar="DIR", help=f"where files go (default {_OUT}/)"
-    )
-
-
-def _add_markdown(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the results as a page of documentation too"
-    )
-
-
-def _scenario(flags: argparse.Namespace) -> Scenario:
-    """The file's, the flags', or the standard one; flags win over the file."""
-    if flags.workload:
-        scenario = quick_scenario(
-            flags.workload,
-            flags.policy or list(standard_scenario().policies),
-            flags.seeds or 3,
-            _set(flags.set),
-        )
-    else:
-        scenario = load_scenario(flags.scenario) if flags.scenario else standard_scenario()
-        given = _set(flags.set)
-        if given:
-            cases = tuple(case.with_known(given) for case in scenario.cases)
-            if cases == scenario.cases:
-                raise ConfigError(f"--set: no workload of {scenario.name} has {', '.join(given)}")
-            scenario = replace(scenario, cases=cases)
-        if flags.policy:
-            scenario = replace(scenario, policies=tuple(flags.policy))
-        if flags.seeds:
-            scenario = replace(scenario, seeds=flags.seeds)
-    if flags.rate:
-        scenario = replace(scenario, rates=tuple(flags.rate))
-    if flags.knee:
-        scenario = replace(scenario, knee=flags.knee)
-    if flags.at:
-        scenario = replace(scenario, at=tuple(flags.at))
-    check(scenario, "flags")
-    return scenario
-
-
-def _set(assignments: Sequence[str]) -> dict[str, Any]:
-    values = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise ConfigError("--set: write KEY=VALUE, such as rate=30")
-        values[key] = yaml.safe_load(text)
-    return values
 
 
 def _at_knees(scenario: Scenario, processes: int) -> tuple[Scenario, list[str]]:
@@ -221,7 +136,7 @@ def _at_knees(scenario: Scenario, processes: int) -> tuple[Scenario, list[str]]:
 
 
 def _replay(flags: argparse.Namespace) -> int:
-    scenario = _scenario(flags)
+    scenario = scenario_of_flags(flags)
     if flags.replicas:
         scenario = replace(scenario, replicas=(flags.replicas,))
     scenario, knees = _at_knees(scenario, flags.processes)
@@ -237,7 +152,7 @@ def _replay(flags: argparse.Namespace) -> int:
 
 
 def _compare(flags: argparse.Namespace) -> int:
-    scenario = _scenario(flags)
+    scenario = scenario_of_flags(flags)
     lineup = find_routers(scenario, flags.router, flags.peers_venv)
     scenario, knees = _at_knees(scenario, os.cpu_count() or 1)
     stem = f"compare-{scenario.name}"
@@ -303,7 +218,7 @@ def _report(flags: argparse.Namespace) -> int:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    workload = make_workload(flags.workload, _set(flags.set))
+    workload = make_workload(flags.workload, parameters_of(flags.set))
     progress = Progress(flags.workload)
     count = errors = 0
 

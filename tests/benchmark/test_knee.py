@@ -89,5 +89,7 @@ def test_set_changes_every_workload_that_has_the_parameter(capsys: pytest.Captur
     path = str(Path(__file__).parents[2] / "bench" / "scenarios" / "replicas.yaml")
     assert main(["replay", path, "--set", "colour=red"]) == 2
     assert "no workload of replicas has colour" in capsys.readouterr().err
+    assert main(["replay", path, "--only", "chess"]) == 2
+    assert "replicas has chat, agentic, rag" in capsys.readouterr().err
     assert main(["replay", path, "--policy", "luck"]) == 2
     assert "unknown luck" in capsys.readouterr().err
