@@ -125,7 +125,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._error = True
         if self._head_ready:
             self._head_ready = False
-            relay.on_head(self)
+            relay.on_head(self, self._done or (self._in_body and bool(self._pieces)))
             if self._relay is not relay:
                 return
             if self._switched:
@@ -146,7 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
             # A chunk's line or end ends in a line feed; with no chunk open it was an end (or the head's).
             self.between_chunks = not self._open and data[-1] == _LF
             relay.direct = False
-            if not self._lane and relay.bytes_out and relay.client.descriptor >= 0:
+            if not self._lane and relay.bytes_out and not relay.looking and relay.client.descriptor >= 0:
                 self._lane = True
                 self._use(Lane(self, relay))
         elif self._error or (not self._in_body and self.heard > _HEAD_BYTES):
