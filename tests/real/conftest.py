@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -11,7 +11,15 @@ from typing import Generic, TypeVar
 import pytest
 
 from tests.cli.commands import Running
-from tests.support.real.engines import Engine, LlamaServer, build_tiny, fetch, llama_servers
+from tests.support.real.engines import (
+    Engine,
+    LlamaServer,
+    build_tiny,
+    fetch,
+    llama_server_again,
+    llama_servers,
+    until,
+)
 from tests.support.real.vllm import vllm_venv
 from tests.support.run_proxy import Samples
 
@@ -36,6 +44,11 @@ class Served(Generic[E]):
 
     def metrics(self) -> Samples:
         return Samples(fetch(self.admin_url, "/metrics").body.decode())
+
+    @property
+    def available(self) -> int:
+        """How many engines the proxy can reach, as it believes."""
+        return int(self.metrics().sum("stickyroute_backend_available"))
 
     @property
     def in_flight(self) -> int:
@@ -70,11 +83,29 @@ def fleet(
         yield served
 
 
+@pytest.fixture(scope="module")
+def _mortals(
+    model: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served[LlamaServer], Callable[[], None]]]:
+    """A fleet for tests that kill, and what brings its dead back."""
+    log = tmp_path_factory.mktemp("mortals") / "log"
+    with ExitStack() as revived, llama_servers(model[1], NAMES, log) as engines, serve(engines) as served:
+
+        def revive() -> None:
+            for slot, engine in enumerate(engines):
+                if engine.process.poll() is not None:
+                    engines[slot] = revived.enter_context(llama_server_again(model[1], engine, log))
+
+        yield served, revive
+
+
 @pytest.fixture
-def mortal_fleet(model: tuple[Path, Path], tmp_path: Path) -> Iterator[Served[LlamaServer]]:
-    """The same, for one test that kills some of them."""
-    with llama_servers(model[1], NAMES, tmp_path / "log") as engines, serve(engines) as served:
-        yield served
+def mortal_fleet(_mortals: tuple[Served[LlamaServer], Callable[[], None]]) -> Served[LlamaServer]:
+    """The same, for one test that kills some of them: all are up at its start, as far as the proxy knows too."""
+    served, revive = _mortals
+    revive()
+    until(lambda: served.available == len(NAMES), "the proxy uses the whole fleet")
+    return served
 
 
 @pytest.fixture(scope="session")

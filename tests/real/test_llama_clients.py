@@ -7,11 +7,10 @@ import json
 from collections import Counter
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.real.conftest import NAMES, Served
+from tests.support.real import clients
 from tests.support.real.clients import (
     ANTHROPIC_WAYS,
     OPENAI_WAYS,
@@ -187,24 +186,24 @@ def test_a_prompt_that_is_too_long_fails_in_the_engines_own_words(
 def test_the_clients_raise_what_they_raise_without_a_proxy(fleet: Fleet) -> None:
     long = [{"role": "user", "content": TOO_LONG}]
     with openai_client(fleet.url) as client:
-        with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
+        with pytest.raises(clients.openai.BadRequestError, match="exceeds the available context size"):
             client.chat.completions.create(model=MODEL, messages=long, max_tokens=4)
-        with pytest.raises(openai.NotFoundError) as unknown:
+        with pytest.raises(clients.openai.NotFoundError) as unknown:
             client.chat.completions.create(model="another", messages=[{"role": "user", "content": "hi"}])
         assert unknown.value.code == "model_not_found"
     with anthropic_client(fleet.url) as other:
-        with pytest.raises(anthropic.BadRequestError, match="exceeds the available context size"):
+        with pytest.raises(clients.anthropic.BadRequestError, match="exceeds the available context size"):
             other.messages.create(model=MODEL, messages=long, max_tokens=4)
-        with pytest.raises(anthropic.NotFoundError) as missing:
+        with pytest.raises(clients.anthropic.NotFoundError) as missing:
             other.messages.create(model="another", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
         assert missing.value.body["type"] == "error"
 
 
 async def test_users_at_the_same_time_spread_and_come_back(fleet: Fleet) -> None:
-    """24 users at once, twice. The ring alone gives each engine some; a spilled request is told as such."""
-    users = [f"user-{number}" for number in range(24)]
+    """A dozen users at once, twice. The ring alone gives each engine some; a spilled request is told as such."""
+    users = [f"user-{number}" for number in range(12)]
 
-    async def ask(client: openai.AsyncOpenAI, user: str) -> tuple[str, str, int]:
+    async def ask(client: clients.openai.AsyncOpenAI, user: str) -> tuple[str, str, int]:
         raw = await client.chat.completions.with_raw_response.create(
             model=MODEL, messages=[{"role": "user", "content": prompt_of(user)}], user=user, max_tokens=8
         )

@@ -9,17 +9,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.real.conftest import Served, serve
 from tests.real.test_llama_clients import prompt_of
+from tests.support.real import clients
 from tests.support.real.clients import (
-    BROKEN_STREAM,
     OpenAISync,
     anthropic_client,
     async_openai_client,
+    broken_stream,
     openai_client,
 )
 from tests.support.real.engines import MODEL, LlamaServer, fetch, llama_server_again, refuses, until
@@ -48,7 +47,7 @@ def test_a_killed_server_breaks_its_streams_and_loses_nobody_else(
         stream = iter(client.chat.completions.create(**body, user=user, stream=True))
         next(stream)
         victim.kill()
-        with pytest.raises(BROKEN_STREAM):
+        with pytest.raises(broken_stream()):
             for _ in stream:
                 pass
 
@@ -72,29 +71,6 @@ def test_a_killed_server_breaks_its_streams_and_loses_nobody_else(
     assert fleet.in_flight == 0
 
 
-def test_an_anthropic_stream_fails_too_and_with_every_server_gone_clients_are_told_to_come_back(
-    mortal_fleet: Fleet,
-) -> None:
-    with anthropic_client(mortal_fleet.url) as client:
-        messages: list[Any] = [{"role": "user", "content": "long"}]
-        raw = client.messages.with_raw_response.create(
-            model=MODEL, messages=messages, max_tokens=LONG, stream=True, metadata={"user_id": "ann"}
-        )
-        stream = iter(raw.parse())
-        next(stream)
-        mortal_fleet.engine(raw.headers["x-stickyroute-backend"]).kill()
-        with pytest.raises(BROKEN_STREAM):
-            for _ in stream:
-                pass
-        for engine in mortal_fleet.engines:
-            engine.kill()
-        with pytest.raises(anthropic.InternalServerError) as refused:
-            client.messages.create(model=MODEL, messages=messages, max_tokens=4)
-    assert refused.value.status_code == 503
-    assert refused.value.body["type"] == "error"
-    assert int(refused.value.response.headers["retry-after"]) >= 1
-
-
 async def test_a_server_killed_under_load_takes_only_its_own_requests_with_it(mortal_fleet: Fleet) -> None:
     """48 requests, whole and streamed, while a server dies: each is answered in full or fails visibly."""
     fleet = mortal_fleet
@@ -102,11 +78,11 @@ async def test_a_server_killed_under_load_takes_only_its_own_requests_with_it(mo
     expected = OpenAISync().ask(fleet.engines[0].url, "count", user="x", max_tokens=200).text
     killed = asyncio.Event()
 
-    async def whole(client: openai.AsyncOpenAI, asked: dict[str, Any]) -> str:
+    async def whole(client: clients.openai.AsyncOpenAI, asked: dict[str, Any]) -> str:
         reply = await client.chat.completions.create(**asked)
         return reply.choices[0].message.content or ""
 
-    async def streamed(client: openai.AsyncOpenAI, asked: dict[str, Any]) -> str:
+    async def streamed(client: clients.openai.AsyncOpenAI, asked: dict[str, Any]) -> str:
         text, finished = "", False
         async for chunk in await client.chat.completions.create(**asked, stream=True):
             text += chunk.choices[0].delta.content or ""
@@ -114,7 +90,7 @@ async def test_a_server_killed_under_load_takes_only_its_own_requests_with_it(mo
         assert finished, "a stream that ended well without its last word"
         return text
 
-    async def one(client: openai.AsyncOpenAI, number: int) -> str | None:
+    async def one(client: clients.openai.AsyncOpenAI, number: int) -> str | None:
         message = [{"role": "user", "content": "count"}]
         asked = {
             "model": MODEL,
@@ -127,9 +103,9 @@ async def test_a_server_killed_under_load_takes_only_its_own_requests_with_it(mo
             await killed.wait()
         try:
             return await (streamed if number % 2 else whole)(client, asked)
-        except BROKEN_STREAM:
+        except broken_stream():
             return None
-        except openai.InternalServerError as error:
+        except clients.openai.InternalServerError as error:
             assert error.status_code == 502, "begun on the killed server, and never run twice"
             return None
 
@@ -143,6 +119,29 @@ async def test_a_server_killed_under_load_takes_only_its_own_requests_with_it(mo
     assert {text for text in texts if text is not None} == {expected}
     assert None not in texts[24:], "what came after the kill was served by the others"
     assert fleet.in_flight == 0
+
+
+def test_an_anthropic_stream_fails_too_and_with_every_server_gone_clients_are_told_to_come_back(
+    mortal_fleet: Fleet,
+) -> None:
+    with anthropic_client(mortal_fleet.url) as client:
+        messages: list[Any] = [{"role": "user", "content": "long"}]
+        raw = client.messages.with_raw_response.create(
+            model=MODEL, messages=messages, max_tokens=LONG, stream=True, metadata={"user_id": "ann"}
+        )
+        stream = iter(raw.parse())
+        next(stream)
+        mortal_fleet.engine(raw.headers["x-stickyroute-backend"]).kill()
+        with pytest.raises(broken_stream()):
+            for _ in stream:
+                pass
+        for engine in mortal_fleet.engines:
+            engine.kill()
+        with pytest.raises(clients.anthropic.InternalServerError) as refused:
+            client.messages.create(model=MODEL, messages=messages, max_tokens=4)
+    assert refused.value.status_code == 503
+    assert refused.value.body["type"] == "error"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
 
 
 def test_a_client_that_leaves_its_stream_frees_its_slot(fleet: Fleet) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.real.conftest import VLLM_NAMES, Served, serve
 from tests.real.test_llama_clients import prompt_of
+from tests.support.real import clients
 from tests.support.real.clients import (
     WAYS,
     OpenAISync,
@@ -136,7 +136,7 @@ async def test_when_both_are_full_the_engines_own_503_reaches_the_client(fleet: 
         create = client.chat.completions.create
         outcomes = await asyncio.gather(*(create(**asked) for _ in range(80)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert all(isinstance(outcome, openai.InternalServerError) for outcome in refused), refused
+    assert all(isinstance(outcome, clients.openai.InternalServerError) for outcome in refused), refused
     assert {outcome.status_code for outcome in refused} == {503}
     assert all("currently busy" in str(outcome) for outcome in refused)
     assert 0 < len(refused) < len(outcomes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.real.conftest import VLLM_NAMES, serve
 from tests.real.test_llama_clients import prompt_of
+from tests.support.real import clients
 from tests.support.real.clients import OpenAISync, openai_client
 from tests.support.real.engines import MODEL
 from tests.support.real.vllm import vllm_servers
@@ -35,7 +35,7 @@ def test_servers_that_end_in_the_midst_of_a_stream(
         stream = iter(raw.parse())
         next(stream)
         victim.kill_core()
-        with pytest.raises(openai.APIError, match="EngineCore"):
+        with pytest.raises(clients.openai.APIError, match="EngineCore"):
             for _ in stream:
                 pass
         victim.process.wait(60)
@@ -48,6 +48,6 @@ def test_servers_that_end_in_the_midst_of_a_stream(
         ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
         assert ends[-1] == "abort", "vLLM's own word for it, as it came"
         survivor.process.wait(60)
-        with pytest.raises(openai.InternalServerError) as nobody:
+        with pytest.raises(clients.openai.InternalServerError) as nobody:
             client.chat.completions.create(**asked)
         assert nobody.value.status_code == 503

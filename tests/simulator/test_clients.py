@@ -1,8 +1,8 @@
 """The clients people use, against the simulated engine: what they parse, we wrote well."""
 
-import anthropic
-import openai
 import pytest
+
+from tests.support.real import clients
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 
@@ -14,7 +14,9 @@ async def engine(start):
 
 @pytest.fixture
 async def openai_client(engine):
-    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="secret", max_retries=0) as client:
+    async with clients.openai.AsyncOpenAI(
+        base_url=f"{engine.url}/v1", api_key="secret", max_retries=0
+    ) as client:
         yield client
 
 
@@ -50,15 +52,19 @@ async def test_openai_responses(openai_client):
 
 
 async def test_openai_errors(openai_client, engine):
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
+    with pytest.raises(clients.openai.NotFoundError, match="does not exist"):
         await openai_client.chat.completions.create(model="nope", messages=MESSAGES)
-    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="wrong", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError):
+    async with clients.openai.AsyncOpenAI(
+        base_url=f"{engine.url}/v1", api_key="wrong", max_retries=0
+    ) as client:
+        with pytest.raises(clients.openai.AuthenticationError):
             await client.chat.completions.create(model="tiny", messages=MESSAGES)
 
 
 async def test_anthropic_messages(engine):
-    async with anthropic.AsyncAnthropic(base_url=engine.url, auth_token="secret", max_retries=0) as client:
+    async with clients.anthropic.AsyncAnthropic(
+        base_url=engine.url, auth_token="secret", max_retries=0
+    ) as client:
         whole = await client.messages.create(model="tiny", messages=MESSAGES, max_tokens=6)
         async with client.messages.stream(model="tiny", messages=MESSAGES, max_tokens=6) as stream:
             last = await stream.get_final_message()
@@ -67,13 +73,13 @@ async def test_anthropic_messages(engine):
         assert last.usage.output_tokens == 6
         counted = await client.messages.count_tokens(model="tiny", messages=MESSAGES)
         assert counted.input_tokens == whole.usage.input_tokens
-        with pytest.raises(anthropic.NotFoundError):
+        with pytest.raises(clients.anthropic.NotFoundError):
             await client.messages.create(model="nope", messages=MESSAGES, max_tokens=6)
 
 
 async def test_sglang_speaks_to_them_too(start):
     engine = await start(dialect="sglang")
-    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="x", max_retries=0) as client:
+    async with clients.openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="x", max_retries=0) as client:
         stream = await client.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=5, stream=True, stream_options={"include_usage": True}
         )

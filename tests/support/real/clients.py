@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import anthropic
-import openai
-
+from tests.support.lazily import lazily
 from tests.support.real.engines import MODEL
 
-try:
-    from httpx2 import TransportError  # beneath the clients of 2026
-except ImportError:
-    from httpx import TransportError  # beneath older ones
+anthropic = lazily("anthropic")
+openai = lazily("openai")
 
-BROKEN_STREAM = (openai.APIConnectionError, anthropic.APIConnectionError, TransportError)
-"""What the clients raise when a connection breaks; inside a stream it is the transport's own error."""
 KEY = "not-looked-at"
 
 
@@ -37,6 +31,15 @@ class Said:
     backend: str
     reason: str
     request_id: str
+
+
+def broken_stream() -> tuple[type[Exception], ...]:
+    """What the clients raise when a connection breaks; inside a stream it is the transport's own error."""
+    try:
+        from httpx2 import TransportError  # beneath the clients of 2026
+    except ImportError:
+        from httpx import TransportError  # beneath older ones
+    return openai.APIConnectionError, anthropic.APIConnectionError, TransportError
 
 
 class Way(Protocol):

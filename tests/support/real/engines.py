@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tests.support.real.tiny_gguf import write_tiny_gguf
-from tests.support.real.tiny_model import write_tiny_model
 from tests.support.run_proxy import Samples
 
 ROOT = Path(__file__).parents[3]
@@ -118,6 +116,10 @@ class LlamaServer(Engine):
 
 def build_tiny(folder: Path) -> tuple[Path, Path]:
     """The tiny model in `folder`: the Hugging Face folder and the GGUF file."""
+    # They load numpy: every worker of the suite reads this file, one of them builds a model.
+    from tests.support.real.tiny_gguf import write_tiny_gguf
+    from tests.support.real.tiny_model import write_tiny_model
+
     hugging_face, gguf = folder / "tiny", folder / "tiny.gguf"
     write_tiny_model(hugging_face)
     write_tiny_gguf(hugging_face, gguf)
