@@ -30,7 +30,7 @@ from stickyroute.http.sweeper import Sweeper
 from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import RouteTable
 from stickyroute.proxy import Front, Proxy, Target
-from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.affinity import build_affinity
 from stickyroute.routing.policies import build_policy
 from stickyroute.routing.router import Router
 from stickyroute.settings import BackendSettings, Settings
@@ -87,14 +87,14 @@ class App:
             {k.key.get_secret_value().encode(): k.name for k in settings.api_keys},
             frozenset(settings.cors.allow_origins),
         )
-        affinity = settings.affinity
+        router = Router(build_policy(settings), random.Random())
         proxy = Proxy(
             settings,
             self.fleet,
             targets,
             routes,
-            AffinityRule(affinity.sources, affinity.tenant_header, affinity.prefix_bytes),
-            Router(build_policy(settings), random.Random()),
+            build_affinity(settings, router.needs),
+            router,
             front,
             self.metrics,
             self._access_log,

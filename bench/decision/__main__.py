@@ -59,7 +59,7 @@ def main() -> int:
     repeats = arguments.parse_args().repeats
     rand = random.Random(1)
     fleet = busy_fleet(rand)
-    rule = AffinityRule(defaults.AFFINITY_SOURCES, None, defaults.AFFINITY_PREFIX_BYTES)
+    rule = AffinityRule(defaults.AFFINITY_SOURCES)
     router = Router(make_policy(defaults.POLICY), rand)
     routes = RouteTable()
     headers = {b"host": b"h", b"content-type": b"application/json", b"user-agent": b"bench"}

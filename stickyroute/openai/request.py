@@ -11,24 +11,27 @@ from typing import Any
 import orjson
 
 from stickyroute.errors import BadRequest
-from stickyroute.openai.prompt import prompt_head
 from stickyroute.openai.routes import Shape
 
-__all__ = ["Asked", "parse", "prompt_head"]
+__all__ = ["Asked", "parse"]
 
 
 class Asked:
-    """What a body asks for. `model` and `body` are None where they could not be read.
+    """What a body asks for. `model` and `body` are None where they could not be read; `body_bytes` is the
+    body's size as it came, None if unknown.
 
     A plain slotted class, not a frozen dataclass: it is made for every request, at a third of the cost.
     """
 
-    __slots__ = ("body", "model", "stream")
+    __slots__ = ("body", "body_bytes", "model", "stream")
 
-    def __init__(self, model: str | None, stream: bool, body: dict[str, Any] | None) -> None:
+    def __init__(
+        self, model: str | None, stream: bool, body: dict[str, Any] | None, body_bytes: int | None = None
+    ) -> None:
         self.model = model
         self.stream = stream
         self.body = body
+        self.body_bytes = body_bytes
 
 
 def parse(shape: Shape, body: bytes, strict: bool) -> Asked:
@@ -52,7 +55,7 @@ def parse(shape: Shape, body: bytes, strict: bool) -> Asked:
         if strict:
             raise _no_model(model)
         model = None
-    return Asked(model, fields.get("stream") is True, fields)
+    return Asked(model, fields.get("stream") is True, fields, len(body))
 
 
 def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:

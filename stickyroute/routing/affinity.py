@@ -1,22 +1,32 @@
-"""The affinity key: the first configured source that has a value, hashed together with its scope.
+"""A request's keys: what ties it to a backend, and its prompt as a chain of block hashes.
 
 Owns the order of sources, what counts as a value, and the scope: tenant, model (which is the adapter's name
-where there is one) and the fields by which engines keep cache entries apart. Equal in every process and on
-every machine. Looks at header fields and real JSON fields only, never into text; knows nothing of backends.
+where there is one) and the fields by which engines keep cache entries apart. A key that a client names is
+equal in every process and on every machine; so is the chain. A request without one is known by its prompt:
+by the last turn of its conversation, else by its anchor. Looks at header fields and real JSON fields only,
+never for a name in text; knows of backends only how many there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64_intdigest
 
-from stickyroute.openai.request import Asked, prompt_head
+from stickyroute import defaults
+from stickyroute.openai.prompt import NO_PROMPT, Prompt, normalize
+from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Shape
-from stickyroute.routing.keys import NO_KEYS, RequestKeys
+from stickyroute.routing.anchor import Anchors
+from stickyroute.routing.keys import NO_KEYS, Needs, RequestKeys, candidate_keys
+from stickyroute.routing.prefix import Prefixes
+from stickyroute.routing.sessions import Sessions
 
-__all__ = ["AffinityRule"]
+if TYPE_CHECKING:
+    from stickyroute.settings import Settings
+
+__all__ = ["AffinityRule", "build_affinity"]
 
 # Different on every request, so they would spread one user over the whole fleet. Without "x-", with dashes.
 _PER_REQUEST = frozenset({
@@ -32,28 +42,57 @@ _NAMESPACES = ("cache_salt", "extra_key", "lora_path")
 _NOT_IN_A_NAME = frozenset(' \t\r\n":,;()<>[]{}@/\\?=')
 
 
+# A text prompt does not say where its turns end; a continuation is looked for at so many of its last blocks.
+_LAST_BLOCKS: Final = 16
+_UNTOLD_TURNS: Final = frozenset({Shape.COMPLETIONS, Shape.EMBEDDINGS})
+
+
 class AffinityRule:
     """`sources` in order of preference: "header:NAME", "body:FIELD" (dots reach inside fields), "prefix".
 
-    `tenant_header` names a header that adds to the tenant; `prefix_bytes` is how much of the normalized
-    prompt makes the key of "prefix". Raises ValueError for a source that is malformed or differs on every
-    request.
+    `tenant_header` names a header that adds to the tenant. `needs` is what the policy reads of the keys; the
+    rest is not computed. `prefixes`, `anchors` and `sessions` are by default those of the default settings.
+    Raises ValueError for a source that is malformed or differs on every request.
     """
 
-    __slots__ = ("_prefix_bytes", "_sources", "_tenant_header")
+    __slots__ = ("_limit", "_sources", "_tenant_header", "anchors", "needs", "prefixes", "sessions")
 
     def __init__(
-        self, sources: Sequence[str], tenant_header: str | None = None, prefix_bytes: int = 1024
+        self,
+        sources: Sequence[str],
+        tenant_header: str | None = None,
+        *,
+        needs: Needs = Needs.KEY,
+        prefixes: Prefixes | None = None,
+        anchors: Anchors | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
-        if prefix_bytes < 1:
-            raise ValueError("prefix_bytes must be at least 1")
         self._sources = tuple(_Source(source) for source in sources)
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
-        self._prefix_bytes = prefix_bytes
+        self.needs = needs
+        self.prefixes = prefixes or Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
+        self.anchors = anchors or Anchors(
+            self.prefixes, defaults.PREFIX_ANCHOR_CELLS, defaults.PREFIX_MASKED_BYTES
+        )
+        self.sessions = sessions or Sessions(defaults.PREFIX_SESSIONS)
+        self._limit = self.prefixes.limit_bytes
 
-    def keys(self, headers: Mapping[bytes, bytes], shape: Shape, asked: Asked, tenant: str) -> RequestKeys:
-        """A request's key. `headers` have lower-case names; `tenant` is a gateway key's name or empty."""
+    def keys(
+        self,
+        headers: Mapping[bytes, bytes],
+        shape: Shape,
+        asked: Asked,
+        tenant: str,
+        pool: tuple[int, ...] = (),
+    ) -> RequestKeys:
+        """A request's keys.
+
+        `headers` have lower-case names; `tenant` is a gateway key's name or empty; `pool` are the slots of
+        the backends that could take it: they are counted, and tell one pool's traffic from another's.
+        """
         body = asked.body
+        needs = self.needs
+        self.anchors.record(pool)
         for source in self._sources:
             value: bytes | str | None
             if source.header is not None:
@@ -67,11 +106,86 @@ class AffinityRule:
                 if value is None:
                     continue
             else:
-                value = prompt_head(shape, body, self._prefix_bytes)
-                if not value:
+                if not needs & Needs.KEY:
                     continue
-            return RequestKeys(self._hash(headers, asked, tenant, source.name, value), source.label)
-        return NO_KEYS
+                prompt = normalize(shape, body, self._limit, asked.body_bytes)
+                if not prompt.text:
+                    continue
+                root = _root(asked)
+                chain: Sequence[int] = self.prefixes.chain(prompt.text, root)
+                place = self._place(shape, prompt, chain, root, pool)
+                affinity = self._of_tenant(headers, tenant, place)
+                if needs == Needs.KEY:
+                    return RequestKeys(affinity, source.label)
+                return self._complete(affinity, source.label, prompt, chain, pool)
+            affinity = self._hash(headers, asked, tenant, source.name, value)
+            if not needs & Needs.SIZE:
+                return RequestKeys(affinity, source.label)
+            prompt, chain = self._prompt(shape, asked)
+            return self._complete(affinity, source.label, prompt, chain, pool)
+        if not needs & Needs.SIZE:
+            return NO_KEYS
+        prompt, chain = self._prompt(shape, asked)
+        return self._complete(None, "", prompt, chain, pool)
+
+    def _prompt(self, shape: Shape, asked: Asked) -> tuple[Prompt, Sequence[int]]:
+        if asked.body is None:
+            return NO_PROMPT, ()
+        prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
+        if self.needs != Needs.CHAIN:
+            return prompt, ()
+        return prompt, self.prefixes.chain(prompt.text, _root(asked))
+
+    def _complete(
+        self, affinity: int | None, label: str, prompt: Prompt, chain: Sequence[int], pool: tuple[int, ...]
+    ) -> RequestKeys:
+        _, _, size_bytes, tokens = prompt
+        ends = self.prefixes.ends[: len(chain)]
+        if affinity is None:
+            return RequestKeys(None, label, chain, ends, size_bytes, tokens)
+        second = candidate_keys(affinity, 2)[1]
+        # Counted under its second name: the first may be a block's hash, which the anchors count.
+        share = self.anchors.share(second, pool) * len(pool)
+        spread = 2
+        while spread < 2 * share and spread < len(pool):
+            spread *= 2
+        return RequestKeys(affinity, label, chain, ends, size_bytes, tokens, second, spread)
+
+    def _place(
+        self, shape: Shape, prompt: Prompt, chain: Sequence[int], root: int, pool: tuple[int, ...]
+    ) -> int:
+        """What a request without a key is known by: its conversation's key, else its anchor."""
+        text, turns, size_bytes, _ = prompt
+        prefixes, sessions = self.prefixes, self.sessions
+        anchor, shared = self.anchors.find(text, chain, root, pool)
+        whole = prefixes.hash_at(text, chain, len(text), root)
+        key = sessions.find(whole)  # sent again
+        if key is not None:
+            return key
+        for turn in turns:
+            key = sessions.follow(prefixes.hash_at(text, chain, turn, root))
+            if key is not None:
+                break
+        else:
+            if shape in _UNTOLD_TURNS:
+                for block in chain[: -_LAST_BLOCKS - 1 : -1]:
+                    key = sessions.follow(block)
+                    if key is not None:
+                        break
+        if key is None:
+            key = anchor
+        if size_bytes == len(text):
+            sessions.remember(whole, key)
+        if shared and chain and shape in _UNTOLD_TURNS:
+            sessions.remember(chain[-1], key)
+        return key
+
+    def _of_tenant(self, headers: Mapping[bytes, bytes], tenant: str, key: int) -> int:
+        named = headers.get(self._tenant_header, b"") if self._tenant_header is not None else b""
+        if not tenant and not named:
+            return key
+        owner = tenant.encode("utf-8", "surrogatepass")
+        return xxh3_64_intdigest(b"%d:%b%b" % (len(owner), owner, named), key)
 
     def _hash(
         self, headers: Mapping[bytes, bytes], asked: Asked, tenant: str, source: bytes, value: bytes | str
@@ -90,6 +204,20 @@ class AffinityRule:
                 *(len(space), space, len(source), source, value),
             )
         )
+
+
+def build_affinity(settings: Settings, needs: Needs) -> AffinityRule:
+    """The rule that the settings ask for."""
+    affinity, prefix = settings.affinity, settings.prefix
+    prefixes = Prefixes(prefix.block_bytes, prefix.prompt_bytes)
+    return AffinityRule(
+        affinity.sources,
+        affinity.tenant_header,
+        needs=needs,
+        prefixes=prefixes,
+        anchors=Anchors(prefixes, prefix.anchor_cells, prefix.masked_bytes),
+        sessions=Sessions(prefix.sessions),
+    )
 
 
 class _Source:
@@ -140,3 +268,10 @@ def _namespace(body: Mapping[str, Any]) -> bytes:
                 piece = value.encode("utf-8", "surrogatepass")
                 space += b"%b=%d:%b" % (name.encode(), len(piece), piece)
     return space
+
+
+def _root(asked: Asked) -> int:
+    """The hash that every chain of a scope starts from: what engines keep cache entries apart by."""
+    model = asked.model.encode("utf-8", "surrogatepass") if asked.model is not None else b""
+    space = _namespace(asked.body) if asked.body is not None else b""
+    return xxh3_64_intdigest(b"%d:%b%b" % (len(model), model, space))

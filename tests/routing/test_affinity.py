@@ -117,15 +117,6 @@ def test_no_prompt_is_no_key(shape: Shape, body: dict[str, Any]) -> None:
     assert keys("prefix", shape=shape, **body) == NO_KEYS
 
 
-def test_the_prefix_is_cut_at_the_configured_length() -> None:
-    def key(prompt: str) -> int | None:
-        asked = parse(Shape.COMPLETIONS, orjson.dumps({"model": "m", "prompt": prompt}), strict=True)
-        return AffinityRule(["prefix"], prefix_bytes=100).keys({}, Shape.COMPLETIONS, asked, "").affinity
-
-    assert key("x" * 100 + "a") == key("x" * 100 + "b")
-    assert key("x" * 99 + "a") != key("x" * 99 + "b")
-
-
 # Scope.
 
 
@@ -195,11 +186,6 @@ def test_what_differs_on_every_request_is_refused(source: str) -> None:
 def test_a_malformed_source_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="write header:NAME"):
         AffinityRule([source])
-
-
-def test_a_prefix_of_no_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="prefix_bytes"):
-        AffinityRule(["prefix"], prefix_bytes=0)
 
 
 def test_the_default_sources_are_accepted_and_each_gives_a_key() -> None:

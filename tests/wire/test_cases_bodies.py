@@ -33,7 +33,7 @@ async def test_b53_every_shape_of_prompt_is_relayed(prompt: Any) -> None:
 
 
 async def test_b53_equal_token_prefixes_share_a_home() -> None:
-    async with fakes("a", "b", "c") as three, run_proxy(three, affinity={"prefix_bytes": 64}) as proxy:
+    async with fakes("a", "b", "c") as three, run_proxy(three, prefix={"block_bytes": 64}) as proxy:
         homes = []
         for start in range(12):
             ids = list(range(start * 1000, start * 1000 + 400))
@@ -97,7 +97,7 @@ async def test_b55_the_original_bytes_are_forwarded() -> None:
     ],
 )
 async def test_b58_a_cut_inside_a_character_breaks_nothing(text: str) -> None:
-    async with fakes("a", "b", "c") as three, run_proxy(three, affinity={"prefix_bytes": 64}) as proxy:
+    async with fakes("a", "b", "c") as three, run_proxy(three, prefix={"block_bytes": 64}) as proxy:
         for shift in range(-4, 5):
             prompt = "x" * (40 + shift) + text * 40
             homes = {
