@@ -76,8 +76,8 @@ class ScrapeWatch:
         failures = 0
         while True:
             # An unavailable backend is somebody else's to look for; it is scraped soon after it is back.
-            if self._fleet.available[scrape.backend.slot]:
-                failures = 0 if await self._scrape(scrape, session) else failures + 1
+            available = self._fleet.available[scrape.backend.slot]
+            failures = failures + 1 if available and not await self._scrape(scrape, session) else 0
             longest_s = max(self._interval_s, BACKOFF_LAST_S)
             pause_s = min(longest_s, self._interval_s * 2.0 ** min(failures, 16))
             await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))

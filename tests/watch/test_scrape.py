@@ -144,6 +144,25 @@ async def test_what_cannot_be_read_is_asked_ever_less_often(monkeypatch: pytest.
         assert 0.9 * usual_s <= pause_s <= 1.1 * usual_s
 
 
+async def test_a_backend_that_was_down_is_scraped_in_the_usual_time_after_its_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    fleet = fleet_of(spec("a", unused_port()))
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            fleet.record_refused(0, 0.0, 0.0)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(watch_scrape, "asyncio", SimpleNamespace(sleep=noted))
+    async with scraping(fleet, interval_s=1.0):
+        await until(lambda: len(pauses) >= 8)
+    assert pauses[5] > 30  # nobody has said yet that it is down
+    assert pauses[7] < 1.2
+
+
 async def test_a_backend_that_is_unavailable_is_left_alone_until_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
