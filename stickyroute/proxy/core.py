@@ -84,7 +84,7 @@ class Proxy:
             began_s = monotonic()
             asked = self._read(route, request)
             pool = self._pool_for(route, asked)
-            keys = self._affinity.keys(request.headers, route.shape, asked, tenant)
+            keys = self._affinity.keys(request.headers, route.shape, asked, tenant, pool.view.slots)
             self._admit()
         except StickyrouteError as problem:
             self._front.refuse(client, request, problem, route)
