@@ -102,8 +102,7 @@ class AffinityRule:
             elif body is None:
                 continue
             elif source.path is not None:
-                value = _field(body, source.path)
-                if value is None:
+                if source.path[0] not in body or (value := _field(body, source.path)) is None:
                     continue
             else:
                 if not needs & Needs.KEY:
@@ -261,6 +260,8 @@ def _field(body: Mapping[str, Any], path: tuple[str, ...]) -> str | None:
 
 def _namespace(body: Mapping[str, Any]) -> bytes:
     space = b""
+    if body.keys().isdisjoint(_NAMESPACES):
+        return space
     for name in _NAMESPACES:
         if name in body:
             value = body[name]

@@ -115,21 +115,24 @@ class Anchors:
         low, high = self._bounds(pool)
         parent = root
         begin = depth = 0
-        for depth, level in enumerate(levels):
+        for level in levels:
+            count = counts[level & mask]
             if level in common:
-                if counts[level & mask] < low:
+                if count < low:
                     common.discard(level)
                     return level, True
             else:
+                if depth:
+                    parent, begin = levels[depth - 1], ends[depth - 1]
                 end = ends[depth]
                 if has_volatile(text[begin : end + LONGEST], end - begin):
                     return self._find_masked(text, begin, depth, parent, low, high)
-                if counts[level & mask] <= high:
+                if count <= high:
                     return level, True
                 self._make_common(level, low)
-            parent = level
-            begin = ends[depth]
-        depth = len(levels)
+            depth += 1
+        if depth:
+            parent, begin = levels[-1], ends[depth - 1]
         rest = text[begin:]
         if has_volatile(rest[: self._masked_bytes], len(rest)):
             return self._find_masked(text, begin, depth, parent, low, high)

@@ -12,9 +12,7 @@ from typing import Final, NamedTuple
 __all__ = ["NO_KEYS", "Needs", "RequestKeys", "candidate_keys"]
 
 _WORD: Final = (1 << 64) - 1
-# Odd, so that multiplying by it is a bijection of 64-bit words; digits of the golden ratio and of pi.
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_PI: Final = 0x243F6A8885A308D3
+_GOLDEN: Final = 0x9E3779B97F4A7C15  # odd: multiplying by it is a bijection of 64-bit words, and so its powers
 
 
 class Needs(IntFlag):
@@ -64,10 +62,12 @@ def candidate_keys(key: int, count: int) -> tuple[int, ...]:
 
     Nested: fewer candidates are always the beginning of more. Two of them may have one home.
     """
+    if count == 2:  # by far the most frequent
+        return key, key * _GOLDEN & _WORD
+    # Keys are hashes already. A multiplication scatters what was close; the place on a ring is in the high bits.
     found = [key]
-    for number in range(1, count):
-        # A multiplication carries low bits upwards; the shift brings high ones down (as in splitmix64).
-        mixed = (key + number * _PI & _WORD) * _GOLDEN & _WORD
-        mixed = (mixed ^ mixed >> 32) * _GOLDEN & _WORD
-        found.append(mixed ^ mixed >> 29)
+    factor = 1
+    for _ in range(1, count):
+        factor = factor * _GOLDEN & _WORD
+        found.append(key * factor & _WORD)
     return tuple(found)
