@@ -2,8 +2,8 @@
 
 Owns the order of events: before a request is routed, every engine has lived up to its arrival, so the
 counts a policy sees are those it would see in the proxy. Policies, keys and fleet are the product's own, and
-are told what the proxy would tell them: first tokens, usage, ends, and a look at the engines' metrics every two
-seconds. Deterministic: the same workload, policy and seed give the same run, to the last digit.
+are told what the proxy would tell them: first tokens, usage, ends, and a look at the engines' metrics now and
+then. Deterministic: the same workload, policy and seed give the same run, to the last digit.
 
 With R replicas each has a fleet and a router of its own and gets requests at random, as behind a balancer
 that knows nothing; no replica sees what the others have in flight.
@@ -12,40 +12,26 @@ that knows nothing; no replica sees what the others have in flight.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, Protocol
 
 from stickyroute import defaults
 from stickyroute.benchmark.fleets import FleetSpec
+from stickyroute.benchmark.keys import Keys
 from stickyroute.benchmark.omniscient import Omniscient
-from stickyroute.benchmark.prompts import BLOCK_TOKENS, BYTES_PER_TOKEN, Prompt, text_of
 from stickyroute.benchmark.results import EngineTotals, Row, Run, Sample
 from stickyroute.benchmark.workloads.base import Request, Workload
 from stickyroute.clock import monotonic
 from stickyroute.fleet import BackendSpec, Fleet, Lease, Tuning
 from stickyroute.fleet.sample import Sample as EngineSample
-from stickyroute.openai.request import Asked
-from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage
-from stickyroute.routing.affinity import AffinityRule
-from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.policies import Policy, make_policy
-from stickyroute.routing.prefix import block_ends
 from stickyroute.routing.router import Router
 from stickyroute.simulator.engine import Engine, StepDone
 from stickyroute.simulator.scheduler import Sequence as EngineSequence
 
 OMNISCIENT: Final = "omniscient"
-_MODEL: Final = "sim"
-_WORD: Final = (1 << 64) - 1
-_HEAD_TOKENS: Final = defaults.AFFINITY_PREFIX_BYTES // 4 + 16  # all that the key of a prompt's head can see
-
-
-_SCRAPE_S: Final = 2.0
-_BLOCK_BYTES: Final = 256
-_LIMIT_BYTES: Final = 4 << 20
 
 
 class Chooser(Protocol):
@@ -61,13 +47,15 @@ class Chooser(Protocol):
 class Replica:
     """One router: the product's fleet, affinity rule and policy."""
 
-    def __init__(self, policy: Policy, engines: int, rand: Random, keys: Keys, tuning: Tuning) -> None:
+    def __init__(
+        self, policy: Policy, engines: int, rand: Random, sources: Sequence[str], tuning: Tuning
+    ) -> None:
         specs = [
             BackendSpec(f"gpu-{number}", "http", "127.0.0.1", 8000 + number) for number in range(engines)
         ]
         self._fleet = Fleet(specs, defaults.RING_VNODES, tuning)
         self._router = Router(policy, rand)
-        self._keys = keys
+        self._keys = Keys(range(engines), sources)
 
     def choose(self, request: Request, now_s: float) -> tuple[int, str, Lease | None]:
         pool = self._fleet.pool(None)
@@ -84,72 +72,6 @@ class Replica:
     def scraped(self, slot: int, sample: EngineSample, now_s: float) -> None:
         """A look at an engine's metrics."""
         self._fleet.record_sample(slot, sample, now_s)
-
-
-class Keys:
-    """The product's keys of each request: its affinity from a body as the client would send it, its chain from
-    the keys of the engines' blocks at the positions where the product's blocks end, so that no text is made."""
-
-    def __init__(
-        self, sources: Sequence[str] = defaults.AFFINITY_SOURCES, needs: Needs = Needs.CHAIN
-    ) -> None:
-        self._rule = AffinityRule(tuple(sources), None, defaults.AFFINITY_PREFIX_BYTES)
-        self._known: dict[object, RequestKeys] = {}
-        self._needs = needs
-        self._ends = block_ends(_BLOCK_BYTES, 32, _LIMIT_BYTES)
-        self._at = [end // (BYTES_PER_TOKEN * BLOCK_TOKENS) - 1 for end in self._ends]
-
-    def of(self, request: Request) -> RequestKeys:
-        """The keys of a request as the proxy would make them."""
-        affinity = self.affinity(request)
-        size = request.prompt_tokens * BYTES_PER_TOKEN
-        keys = request.reply.keys()
-        count = bisect_right(self._ends, size)
-        chain = [keys[at] & _WORD for at in self._at[:count]]
-        return affinity._replace(chain=chain, ends=self._ends[:count], prompt_bytes=size)
-
-    def affinity(self, request: Request) -> RequestKeys:
-        """Requests with one user or one head are asked about once."""
-        head = request.user or _head(request.reply)
-        found = self._known.get(head)
-        if found is None:
-            body: dict[str, object] = {"model": _MODEL}
-            if isinstance(head, str):
-                body["user"] = head
-            else:
-                body["messages"] = _messages(head)
-            found = self._rule.keys({}, Shape.CHAT, Asked(_MODEL, True, body), "")
-            if len(self._known) > 100_000:
-                self._known.clear()
-            self._known[head] = found
-        return found
-
-
-Head = tuple[tuple[str, int, int], ...]
-
-
-def _head(reply: Prompt) -> Head:
-    """The first parts of the prompt, as far as a key made of its head can see."""
-    head: list[tuple[str, int, int]] = []
-    seen = 0
-    for part in reply.parts()[:-1]:
-        if seen >= _HEAD_TOKENS:
-            break
-        tokens = min(part.tokens, _HEAD_TOKENS)
-        head.append((part.role, part.seed, tokens))
-        seen += tokens
-    return tuple(head)
-
-
-def _messages(head: Head) -> list[dict[str, str]]:
-    messages: list[dict[str, str]] = []
-    for role, seed, tokens in head:
-        text = text_of(seed, tokens)
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += text
-        else:
-            messages.append({"role": role, "content": text})
-    return messages
 
 
 def _refused(request: Request, slot: int, reason: str) -> Row:
@@ -199,14 +121,13 @@ class Replay:
         self._engines = [Engine(spec.profile) for _ in range(spec.engines)]
         self._choosers: list[Chooser] = []
         self._replicas: list[Replica] = []
-        keys = Keys(sources)
         for number in range(replicas):
             if policy == OMNISCIENT:
                 self._choosers.append(Omniscient(self._engines, spec.profile))
             else:
                 rand = Random(f"router {seed} {number}")
                 made = make_policy(policy, defaults.BOUNDED_RING_LOAD_FACTOR, defaults.BOUNDED_RING_FLOOR)
-                self._replicas.append(Replica(made, spec.engines, rand, keys, tuning or Tuning()))
+                self._replicas.append(Replica(made, spec.engines, rand, sources, tuning or Tuning()))
         self._choosers += self._replicas
         self._rows: list[Row] = []
         self._samples: list[Sample] = []
@@ -221,7 +142,7 @@ class Replay:
         only = choosers[0] if len(choosers) == 1 else None
         period_s = self._workload.seconds / self._sample_count
         next_sample_s = period_s
-        next_scrape_s = _SCRAPE_S
+        next_scrape_s = defaults.SCRAPE_INTERVAL_S
         requests = self._workload.requests(Random(f"workload {self._seed}"))
         for number, request in enumerate(requests, 1):
             now_s = request.at_s
@@ -232,7 +153,7 @@ class Replay:
             while next_scrape_s <= now_s:
                 self._advance(next_scrape_s)
                 self._scrape(next_scrape_s)
-                next_scrape_s += _SCRAPE_S
+                next_scrape_s += defaults.SCRAPE_INTERVAL_S
             self._advance(now_s)
             chooser = only if only is not None else choosers[int(spread.random() * len(choosers))]
             slot, reason, lease = chooser.choose(request, now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 from stickyroute.benchmark.fleets import FleetSpec
 from stickyroute.benchmark.jobs import run_scenario
-from stickyroute.benchmark.replay import Keys, Replay
+from stickyroute.benchmark.keys import Keys
+from stickyroute.benchmark.prompts import start
+from stickyroute.benchmark.replay import Replay
 from stickyroute.benchmark.results import Run, summarize
 from stickyroute.benchmark.scenario import scenario_of
 from stickyroute.benchmark.workloads import make_workload
+from stickyroute.benchmark.workloads.base import Request
 from stickyroute.simulator.profiles import DEMO
 
 SMALL = FleetSpec(DEMO, 4)
@@ -55,12 +59,12 @@ def test_sticky_beats_round_robin_where_there_is_something_to_stick_to() -> None
     assert sticky.ttft_mean_s < usual.ttft_mean_s
 
 
-def test_hashing_the_head_of_one_prompt_sends_everything_to_one_backend() -> None:
-    values = {"system_tokens": 400, "rate": 8.0, "seconds": 20.0}
-    run = Replay(make_workload("one_prompt", values), "ring", SMALL).run()
-    assert sorted(engine.requests for engine in run.engines)[:3] == [0, 0, 0]
-    bounded = Replay(make_workload("one_prompt", values), "bounded_ring", SMALL).run()
-    assert max(engine.requests for engine in bounded.engines) < len(bounded.rows) / 2
+@pytest.mark.parametrize("policy", ["ring", "bounded_ring", "sticky"])
+def test_one_prompt_on_every_request_does_not_collapse_the_fleet(policy: str) -> None:
+    """Case B13's other half: the common head is no key."""
+    values = {"system_tokens": 400, "rate": 8.0, "seconds": 40.0}
+    run = Replay(make_workload("one_prompt", values), policy, SMALL).run()
+    assert max(engine.requests for engine in run.engines) < 0.4 * len(run.rows)
 
 
 def test_a_user_stays_home_on_the_ring_whichever_replica_is_asked() -> None:
@@ -74,13 +78,27 @@ def test_round_robin_is_even() -> None:
     assert max(counts) - min(counts) <= 1
 
 
-def test_keys_come_from_the_user_and_else_from_the_head() -> None:
-    keys = Keys()
-    named = next(iter(make_workload("chat", TALK).requests(Random(0))))
-    plain = next(iter(make_workload("chat_without_ids", TALK).requests(Random(0))))
-    assert keys.of(named).source == "body:user"
-    assert keys.of(plain).source == "prefix"
-    assert keys.of(named) == keys.of(named)
+def test_a_user_keeps_a_key_and_so_does_a_conversation_without_one() -> None:
+    for workload, source in (("chat", "body:user"), ("chat_without_ids", "prefix")):
+        keys = Keys(range(4))
+        talks: dict[int, set[int | None]] = {}
+        for request in islice(make_workload(workload, TALK).requests(Random(0)), 200):
+            found = keys.of(request)
+            assert found.source == source
+            assert found.ends[-1] <= found.prompt_bytes
+            talks.setdefault(request.reply.parts()[1].seed, set()).add(found.affinity)
+        assert max(len(known) for known in talks.values()) == 1
+        assert len({key for known in talks.values() for key in known}) > 20
+
+
+def test_a_prompt_with_the_same_beginning_has_the_same_first_blocks() -> None:
+    keys = Keys(range(4))
+    head = start("system", 1, 1000)
+    one, other = (
+        keys.of(Request(0.0, head.then("user", seed, 500).then("assistant", seed + 10, 5))) for seed in (2, 3)
+    )
+    shared = sum(a == b for a, b in zip(one.chain, other.chain, strict=True))
+    assert one.ends[shared - 1] <= 4000 < one.ends[shared]
 
 
 def test_a_prompt_longer_than_the_context_is_an_error_and_holds_nothing() -> None:
