@@ -12,7 +12,7 @@ from hypothesis import settings
 
 # `quick` is the default: the same examples in every run, as many as fit a run of seconds. `thorough` is for
 # `make test-slow`: other examples each time.
-settings.register_profile("quick", settings.get_profile("ci"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=15)
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000, derandomize=False)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count as numbers
+from itertools import islice
 
 from stickyroute.routing.index import Index
 from stickyroute.routing.kappa import Kappa
@@ -51,9 +53,13 @@ def _ring(weights: tuple[int, ...]) -> Ring:
 
 def key_at(view: FleetView, member: int) -> RequestKeys:
     """A key whose home is `member`."""
-    return RequestKeys(next(key for key in spread(100_000) if view.ring.home(key) == member), "test")
+    return RequestKeys(next(key for key in _spread() if view.ring.home(key) == member), "test")
 
 
 def spread(count: int) -> list[int]:
     """`count` keys all over the ring, the same each time."""
-    return [(i * 0x9E3779B97F4A7C15 + 12345) % (1 << 64) for i in range(count)]
+    return list(islice(_spread(), count))
+
+
+def _spread() -> Iterator[int]:
+    return ((i * 0x9E3779B97F4A7C15 + 12345) % (1 << 64) for i in numbers())
