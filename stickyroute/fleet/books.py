@@ -83,10 +83,10 @@ class Books:
             lease.missing_tokens = tokens
             if keys.chain:
                 ends = keys.ends
-                blocks = loads.index.insert(slot, keys.chain, ends, tokens / size)
+                blocks, tail = loads.index.insert(slot, keys.chain, ends, tokens / size, keys.affinity or 0)
                 if blocks:
                     lease.held_blocks = blocks
-                    lease.held_tokens = held = tokens * ends[blocks - 1] / size
+                    lease.held_tokens = held = min(tokens, tokens * ends[blocks - 1] / size + tail)
                     lease.missing_tokens = max(1.0, tokens - loads.trust[slot] * held)
         loads.in_flight[slot] += 1
         loads.queued[slot] += 1
@@ -138,6 +138,10 @@ class Books:
         answer = usage.completion_tokens
         if answer is not None and answer > 0:
             loads.index.record_tokens(slot, answer)
+            if keys.chain and keys.affinity is not None:
+                # The next turn finds it cached, and with it what comes after the prompt's last whole block.
+                last = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
+                loads.index.extend(slot, keys.chain[-1], prompt * last + answer, keys.affinity)
             self._answer.add(answer)
             if lease.first_s and lease.streams and answer >= _MIN_RUN_TOKENS and now_s > lease.first_s:
                 ran = (lease.running_then + loads.in_flight[slot] - loads.queued[slot]) / 2

@@ -1,7 +1,8 @@
 """What it costs to send a request to a backend, in seconds, with every term by its name.
 
     backlog    uncached prompt tokens ahead of it there x seconds per token
-    recompute  its own tokens that the backend does not hold x seconds per token
+    recompute  its own tokens that the backend does not hold x seconds per token; what k of N backends hold
+               counts only ((N - k) / (N - 1)) ** 2, since a beginning that many share is soon worth its copy
     again      kappa x recompute: what that costs everybody who queues behind it
     decode     requests in flight there x what each adds to an answer
     guard      the wait for KV room, once what is in flight would take more than 0.8 of the cache
@@ -18,7 +19,9 @@ from typing import NamedTuple
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.routing.view import FleetView
 
-__all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "held_tokens", "prompt_tokens", "terms"]
+__all__ = [
+    "KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "held_tokens", "prompt_tokens", "terms", "to_compute",
+]  # fmt: skip
 
 KV_HIGH_WATER = 0.8
 """Above this share engines evict silently, preempt, and TTFT jumps."""
@@ -50,13 +53,46 @@ def held_tokens(keys: RequestKeys, view: FleetView, tokens: float) -> list[float
     chain = keys.chain
     if not chain:
         return None
-    blocks = view.loads.index.held(chain)
-    if not any(blocks):
+    index = view.loads.index
+    blocks = index.held(chain)
+    most = max(blocks)
+    if not most:
         return None
     ends = keys.ends
     scale = tokens / keys.prompt_bytes
     trust = view.loads.trust
-    return [ends[count - 1] * scale * trust[slot] if count else 0.0 for slot, count in enumerate(blocks)]
+    held = [ends[count - 1] * scale * trust[slot] if count else 0.0 for slot, count in enumerate(blocks)]
+    if keys.affinity is not None:
+        slot, more = index.tail(chain[most - 1], keys.affinity)
+        if more and blocks[slot] == most:
+            held[slot] = min(tokens, held[slot] + more * trust[slot])
+    return held
+
+
+def to_compute(view: FleetView, tokens: float, held: Sequence[float] | None) -> list[float]:
+    """What of a prompt counts as to be computed, for each member.
+
+    What k of N members hold counts ((N - k) / (N - 1)) ** 2: fully while one has it, hardly when nearly all do.
+    One request alone would never pay for a copy, so a system prompt that is on every request would stay where
+    it was first, and all the load with it.
+    """
+    if held is None:
+        return [tokens] * len(view.slots)
+    own = [held[slot] for slot in view.slots]
+    others = len(own) - 1
+    if others < 1:
+        return [tokens - own[0]]
+    levels = sorted(set(own), reverse=True)
+    upper = levels[0]
+    left = tokens - upper
+    counts = {upper: left}
+    holders = 0
+    for level in levels[1:]:
+        holders += own.count(upper)
+        left += (upper - level) * ((others + 1 - holders) / others) ** 2
+        counts[level] = left
+        upper = level
+    return [counts[tokens_held] for tokens_held in own]
 
 
 def costs_s(
@@ -68,11 +104,11 @@ def costs_s(
     backlog, token_s, in_flight, ratio = loads.backlog_tokens, loads.token_s, loads.in_flight, loads.kv_ratio
     twice = 1.0 + loads.kappa.value
     decode_s = loads.decode_s
+    missing = to_compute(view, tokens, held)
     found = []
     for member in members:
         slot = slots[member]
-        missing = tokens if held is None else tokens - held[slot]
-        cost_s = (backlog[slot] + twice * missing) * token_s[slot] + in_flight[slot] * decode_s
+        cost_s = (backlog[slot] + twice * missing[member]) * token_s[slot] + in_flight[slot] * decode_s
         if ratio[slot]:
             cost_s += guard_s(
                 ratio[slot] * (loads.in_flight_tokens[slot] + tokens),
@@ -86,7 +122,7 @@ def costs_s(
 def terms(view: FleetView, member: int, tokens: float, held: Sequence[float] | None) -> Terms:
     """The same for one member, term by term."""
     loads, slot, relative = view.loads, view.slots[member], view.relative_weights[member]
-    recompute_s = (tokens if held is None else tokens - held[slot]) * loads.token_s[slot] / relative
+    recompute_s = to_compute(view, tokens, held)[member] * loads.token_s[slot] / relative
     used = loads.kv_ratio[slot] * (loads.in_flight_tokens[slot] + tokens)
     return Terms(
         loads.backlog_tokens[slot] * loads.token_s[slot] / relative,

@@ -10,6 +10,9 @@ that. Blocks of a chain differ in size, so the clock counts tokens and not entri
 again they become young, and what lies between ages by their size: a touch at age a moves the clock by
 size x a / capacity, which is right in the mean over all ages (an exact LRU would need an ordered list).
 
+What comes after a prompt's last whole block, and the answer, is in no chain; but the next turn of that
+conversation finds it cached. So the row of that block notes for one backend how much follows, and for whom.
+
 A block is resident only if its parents are, so the longest match is a bisection over the chain, done for all
 backends at once. Knows no requests, no time and no names: backends are slots.
 """
@@ -23,21 +26,26 @@ __all__ = ["Index"]
 
 _WAYS = 4
 _UNIT_TOKENS = 16  # of a clock's tick: an engine's block; 32 bits of them last a backend for weeks
+_OWNER = 0xFF_FFFF
+_TAIL_TOKENS = 0xFFF_FFFF
+_BACKENDS = 0xFFF
 _CLOCK_END = 0xFFFF_0000
 
 
 class Index:
     """A table of at least `entries` rows for `capacity_tokens` (KV cache of each backend, by slot).
 
-    `entries` is rounded up to a power of two; a row takes 12 bytes and 4 for each backend.
+    `entries` is rounded up to a power of two; a row takes 20 bytes and 4 for each backend.
     """
 
     __slots__ = ("_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_keys", "_reach", "_rows_used",
-                 "_stamps", "_tick", "_touched")  # fmt: skip
+                 "_stamps", "_tails", "_tick", "_touched")  # fmt: skip
 
     def __init__(self, entries: int, capacity_tokens: Sequence[float]) -> None:
         if entries < 1 or any(tokens <= 0 for tokens in capacity_tokens):
             raise ValueError("entries and capacities must be positive")
+        if len(capacity_tokens) > _BACKENDS:
+            raise ValueError(f"there is room for {_BACKENDS} backends")
         buckets = 1
         while buckets * _WAYS < entries:
             buckets *= 2
@@ -47,6 +55,7 @@ class Index:
         self._keys = array("Q", bytes(8 * rows))  # 0 is an empty row
         self._touched = array("I", bytes(4 * rows))
         self._stamps = array("I", bytes(4 * rows * count))
+        self._tails = array("Q", bytes(8 * rows))  # owner, slot, tokens; 0 is none
         self._capacity = [tokens / _UNIT_TOKENS for tokens in capacity_tokens]
         self._reach = [1.0] * count  # how far back a clock holds, as a multiple of the capacity
         # A clock starts past zero, so that a stamp of 0, never touched, is below every floor.
@@ -68,7 +77,7 @@ class Index:
     @property
     def memory_bytes(self) -> int:
         """What the table takes, whatever is in it."""
-        return sum(a.itemsize * len(a) for a in (self._keys, self._touched, self._stamps))
+        return sum(a.itemsize * len(a) for a in (self._keys, self._touched, self._stamps, self._tails))
 
     def held(self, chain: Sequence[int]) -> list[int]:
         """For each slot how many of the first blocks of `chain` it holds."""
@@ -117,20 +126,27 @@ class Index:
                 slots = deep
             middle = (low + high + 1) >> 1
 
-    def insert(self, slot: int, chain: Sequence[int], ends: Sequence[int], tokens_per_byte: float) -> int:
+    def insert(
+        self, slot: int, chain: Sequence[int], ends: Sequence[int], tokens_per_byte: float, owner: int = 0
+    ) -> tuple[int, float]:
         """The backend in `slot` computes this chain: all its blocks are its youngest now.
 
-        Returns how many of the first blocks it held already. `ends` are the blocks' cumulative bytes.
+        Returns how many of the first blocks it held already, and how many tokens after those, as `tail` has it
+        for `owner`. `ends` are the blocks' cumulative bytes.
         """
         if not chain:
-            return 0
+            return 0, 0.0
         keys, stamps, touched, mask, count = (
             self._keys, self._stamps, self._touched, self._bucket_mask, self._count,
         )  # fmt: skip
         matched, age = self._matched(slot, chain)
-        held_bytes = ends[matched - 1] if matched else 0
+        held_bytes, tail = 0, 0.0
+        if matched:
+            held_bytes = ends[matched - 1]
+            tail = self._tail(chain[matched - 1], slot, owner)
         scale = tokens_per_byte / _UNIT_TOKENS
-        stamp = self._advance(slot, (ends[len(chain) - 1] - held_bytes + held_bytes * age) * scale)
+        fresh = (ends[len(chain) - 1] - held_bytes) * scale - tail / _UNIT_TOKENS
+        stamp = self._advance(slot, max(0.0, fresh) + held_bytes * scale * age)
         tick = self._tick = (self._tick + 1) & 0xFFFF_FFFF
         for key in chain:
             row = (key & mask) * _WAYS
@@ -144,7 +160,22 @@ class Index:
                             row = self._place(key, row)
             stamps[row * count + slot] = stamp
             touched[row] = tick
-        return matched
+        return matched, tail
+
+    def extend(self, slot: int, block: int, tokens: float, owner: int) -> None:
+        """The backend holds `tokens` more behind `block`, the last of a chain: the rest of the prompt, and its
+        answer. Only who asks as the same `owner` (any number that tells conversations apart) has them too."""
+        row = self._find(block)
+        if row >= 0 and tokens > 0:
+            self._tails[row] = (owner & _OWNER) << 40 | slot << 28 | min(int(tokens), _TAIL_TOKENS)
+
+    def tail(self, block: int, owner: int) -> tuple[int, float]:
+        """(slot, tokens) of what one backend holds behind `block` for this owner; (-1, 0) for nothing."""
+        row = self._find(block)
+        noted = self._tails[row] if row >= 0 else 0
+        if not noted or noted >> 40 != owner & _OWNER:
+            return -1, 0.0
+        return noted >> 28 & 0xFFF, float(noted & _TAIL_TOKENS)
 
     def note(self, slot: int, chain: Sequence[int]) -> None:
         """The backend has these blocks now, whoever had them computed; nothing else ages by them."""
@@ -196,6 +227,10 @@ class Index:
         count, floor = self._count, self._floors[slot]
         held = sum(1 for stamp in self._stamps[slot::count] if stamp > floor)
         return held / self._rows_used if self._rows_used else 0.0
+
+    def _tail(self, block: int, slot: int, owner: int) -> float:
+        holder, tokens = self.tail(block, owner)
+        return tokens if holder == slot else 0.0
 
     def _find(self, key: int) -> int:
         row = (key & self._bucket_mask) * _WAYS
@@ -251,6 +286,7 @@ class Index:
             if age > oldest:
                 best, oldest = row, age
         keys[best] = key
+        self._tails[best] = 0
         base = best * self._count
         self._stamps[base : base + self._count] = array("I", bytes(4 * self._count))
         return best

@@ -26,7 +26,7 @@ def ends_of(chain: list[int]) -> list[int]:
 
 def insert(index: Index, slot: int, chain: list[int]) -> int:
     """A quarter of a token for each byte: a block is 64 tokens."""
-    return index.insert(slot, chain, ends_of(chain), 0.25)
+    return index.insert(slot, chain, ends_of(chain), 0.25)[0]
 
 
 def test_nothing_is_held_at_first_and_what_was_inserted_afterwards() -> None:
