@@ -225,3 +225,17 @@ def test_other_processes_place_every_key_alike() -> None:
     ]
     assert said[0] == said[1]
     assert said[0].count(b"gpu-") == 8 * 50
+
+
+# These numbers must not change between releases: replicas of two of them would disagree, and an update would
+# move every user.
+
+
+def test_the_ring_is_what_it_always_was() -> None:
+    ring = Ring.build([(f"gpu-{i}", 1 + i % 3) for i in range(8)], 64)
+    keys = [number * 0x123456789ABCDEF1 % 2**64 for number in range(24)]
+    assert ring.fingerprint == "4a78e73848bb4738"
+    assert [ring.home(key) for key in keys] == [
+        *(5, 5, 3, 2, 5, 1, 6, 1, 3, 0, 5, 0, 5, 4, 4, 4, 5, 5, 5, 7, 2, 2, 2, 4),
+    ]
+    assert list(ring.walk(5)) == [5, 7, 6, 1, 0, 3, 2, 4]
