@@ -31,9 +31,12 @@ from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import RouteTable
 from stickyroute.proxy import Front, Proxy, Target
 from stickyroute.routing.affinity import build_affinity
+from stickyroute.routing.keys import Needs
 from stickyroute.routing.policies import build_policy
 from stickyroute.routing.router import Router
 from stickyroute.settings import BackendSettings, Settings
+from stickyroute.watch.exact_mode import ExactMode
+from stickyroute.watch.kv_events import kv_sources
 from stickyroute.watch.models import ModelsWatch
 from stickyroute.watch.scrape import ScrapeWatch
 
@@ -59,6 +62,7 @@ class App:
         self._sweeper: Sweeper | None = None
         self._watch: ModelsWatch | None = None
         self._scrape: ScrapeWatch | None = None
+        self._exact: ExactMode | None = None
         self._admin: web.AppRunner | None = None
         self._stopping = False
 
@@ -88,6 +92,7 @@ class App:
             frozenset(settings.cors.allow_origins),
         )
         router = Router(build_policy(settings), random.Random())
+        self._exact = _exact_mode(self.fleet, settings, router)
         proxy = Proxy(
             settings,
             self.fleet,
@@ -98,6 +103,7 @@ class App:
             front,
             self.metrics,
             self._access_log,
+            self._exact.offer if self._exact is not None else None,
         )
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._watch = ModelsWatch(self.fleet, interval_s=settings.models_interval_s)
@@ -111,6 +117,8 @@ class App:
             await self._open_admin()
             self._watch.start()
             self._scrape.start()
+            if self._exact is not None:
+                self._exact.start()
             await self._watch.first_round(_FIRST_ROUND_S)
             sweeper.start()
             host, port = settings.listen_address
@@ -134,7 +142,7 @@ class App:
             dropped = await self._server.shut_down(
                 self.settings.timeouts.shutdown_s if grace_s is None else grace_s
             )
-        for watch in (self._watch, self._scrape):
+        for watch in (self._watch, self._scrape, self._exact):
             if watch is not None:
                 await watch.stop()
         for pool in self._pools:
@@ -254,6 +262,33 @@ def _tuning(settings: Settings) -> Tuning:
         kv_tokens=sticky.kv_tokens,
         bytes_per_token=sticky.bytes_per_token,
         kappa=sticky.kappa,
+    )
+
+
+def _exact_mode(fleet: Fleet, settings: Settings, router: Router) -> ExactMode | None:
+    """Exact mode, if a backend publishes KV events and the policy reads the index they correct."""
+    given = [
+        (slot, backend, backend.events)
+        for slot, backend in enumerate(settings.backends)
+        if backend.events is not None
+    ]
+    if not given:
+        return None
+    if router.needs & Needs.CHAIN != Needs.CHAIN:
+        log.warning(
+            "backends have events, but the policy %s does not look at what is cached", settings.policy
+        )
+        return None
+    sources = [
+        source
+        for slot, backend, events in given
+        for source in kv_sources(
+            slot, backend.name, events.endpoint, events.replay, events.topic, events.ranks
+        )
+    ]
+    exact = settings.exact
+    return ExactMode(
+        fleet, sources, limit_blocks=exact.blocks, check_s=exact.check_s, tokenize=exact.tokenize
     )
 
 

@@ -6,7 +6,8 @@ Nothing here waits: every step runs to its end inside the callback that made it 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
@@ -24,10 +25,13 @@ from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.routing.affinity import AffinityRule
-from stickyroute.routing.keys import Needs
+from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.retry import RetryBudget
 from stickyroute.routing.router import Router
 from stickyroute.settings import Settings
+
+Learn = Callable[[int, RequestKeys, Shape, str | None, Mapping[str, Any] | None], None]
+"""Hears of a request that was sent: the backend's slot, its keys, route, model and body. Must cost next to nothing."""
 
 _UNREAD = Asked(None, False, None)
 _CREDENTIALS = (b"authorization", b"x-api-key")
@@ -50,6 +54,7 @@ class Proxy:
         front: Front,
         metrics: Metrics,
         access_log: AccessLog | None,
+        learn: Learn | None = None,
     ) -> None:
         self._fleet = fleet
         self._targets = targets
@@ -59,6 +64,7 @@ class Proxy:
         self._front = front
         self._metrics = metrics
         self._access_log = access_log
+        self._learn = learn
         self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
         self._retries_max = settings.retries.max
         self._max_in_flight = settings.limits.max_in_flight
@@ -96,6 +102,8 @@ class Proxy:
         self._budget.record_request()
         self._attempt(exchange)
         self._metrics.decision_time(exchange.sent_s - began_s)
+        if self._learn is not None and exchange.slot >= 0:
+            self._learn(exchange.slot, keys, route.shape, asked.model, asked.body)
 
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
@@ -237,7 +245,7 @@ class Proxy:
         duration_s = now_s - request.started_s
         backend = self._fleet.backends[exchange.slot].name if exchange.slot >= 0 else ""
         if end is COMPLETE and 200 <= exchange.status < 300:
-            self._learn(exchange, backend, now_s)
+            self._take_usage(exchange, backend, now_s)
             exchange.release(now_s)
         else:
             exchange.release()
@@ -275,7 +283,7 @@ class Proxy:
                 end=end,
             )
 
-    def _learn(self, exchange: Exchange, backend: str, now_s: float) -> None:
+    def _take_usage(self, exchange: Exchange, backend: str, now_s: float) -> None:
         """Tell the fleet, and count, what a whole reply says of its tokens."""
         usage, lease = exchange.usage(), exchange.lease
         if usage is None or lease is None:
