@@ -70,12 +70,14 @@ class AffinityRule:
         self._sources = tuple(_Source(source) for source in sources)
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
         self.needs = needs
-        self.prefixes = prefixes or Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
-        self.anchors = anchors or Anchors(
-            self.prefixes, defaults.PREFIX_ANCHOR_CELLS, defaults.PREFIX_MASKED_BYTES
-        )
-        self.sessions = sessions or Sessions(defaults.PREFIX_SESSIONS)
-        self._limit = self.prefixes.limit_bytes
+        if prefixes is None:
+            prefixes = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
+        if anchors is None:
+            anchors = Anchors(prefixes, defaults.PREFIX_ANCHOR_CELLS, defaults.PREFIX_MASKED_BYTES)
+        self.prefixes = prefixes
+        self.anchors = anchors
+        self.sessions = Sessions(defaults.PREFIX_SESSIONS) if sessions is None else sessions
+        self._limit = prefixes.limit_bytes
 
     def keys(
         self,
@@ -144,10 +146,7 @@ class AffinityRule:
             return RequestKeys(None, label, chain, ends, size_bytes, tokens)
         second = candidate_keys(affinity, 2)[1]
         # Counted under its second name: the first may be a block's hash, which the anchors count.
-        share = self.anchors.share(second, pool) * len(pool)
-        spread = 2
-        while spread < 2 * share and spread < len(pool):
-            spread *= 2
+        spread = self.anchors.spread(second, pool)
         return RequestKeys(affinity, label, chain, ends, size_bytes, tokens, second, spread)
 
     def _place(

@@ -96,6 +96,17 @@ class Anchors:
             return 0.0
         return min(1.0, count / self._totals[pool])
 
+    def spread(self, key: int, pool: Sequence[int]) -> int:
+        """Count a request with `key`; how many nested candidates it needs: 2, or 4, 8, ... where it alone
+        carries more than one backend's part of the requests, so that each gets two thirds of a part at most.
+        """
+        backends = len(pool)
+        parts = 1.5 * self.share(key, pool) * backends
+        spread = 2
+        while spread < parts and spread < backends:
+            spread *= 2
+        return spread
+
     def find(self, text: bytes, chain: Sequence[int], root: int, pool: Sequence[int]) -> tuple[int, bool]:
         """Count a request without a key, already recorded for its pool, and find its anchor.
 

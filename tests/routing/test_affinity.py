@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 from stickyroute import defaults
 from stickyroute.openai.request import Asked, parse
 from stickyroute.openai.routes import Shape
-from stickyroute.routing.affinity import AffinityRule
-from stickyroute.routing.keys import NO_KEYS, RequestKeys
+from stickyroute.routing import affinity
+from stickyroute.routing.affinity import AffinityRule, build_affinity
+from stickyroute.routing.keys import NO_KEYS, Needs, RequestKeys, candidate_keys
+from stickyroute.routing.prefix import Prefixes
+from stickyroute.routing.sessions import Sessions
+from stickyroute.settings import Settings
 from tests.openai.test_request import JSON, READ
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -217,3 +222,236 @@ def test_any_json_has_a_key_or_none(body: dict[str, Any], shape: Shape) -> None:
     assert first == rule.keys({}, shape, asked, "")
     assert (first.affinity is None) == (first.source == "")
     assert first.affinity is None or 0 <= first.affinity < 2**64
+
+
+# What a policy needs.
+
+PROMPT = [{"role": "user", "content": "word " * 200}]
+
+
+def made(
+    needs: Needs, rule: AffinityRule | None = None, pool: tuple[int, ...] = (), **body: Any
+) -> RequestKeys:
+    rule = rule or AffinityRule(["body:user", "prefix"], needs=needs)
+    return rule.keys({}, Shape.CHAT, parse(Shape.CHAT, orjson.dumps({"model": "m", **body}), True), "", pool)
+
+
+def test_the_chain_comes_with_its_sizes_whoever_asks() -> None:
+    for user in ({"user": "ann"}, {}):
+        keys = made(Needs.CHAIN, messages=PROMPT, **user)
+        size = len("\x1euser\x1f") + 1000
+        assert keys.prompt_bytes == size
+        assert keys.ends == (256, 512, 768)
+        assert len(keys.chain) == 3
+        assert keys.second == candidate_keys(keys.affinity or 0, 2)[1]
+        assert keys.spread == 2
+        assert keys.prompt_tokens is None
+    assert made(Needs.CHAIN, messages=PROMPT).chain == made(Needs.CHAIN, messages=PROMPT, user="ann").chain
+
+
+def test_token_ids_are_counted() -> None:
+    rule = AffinityRule(["body:user", "prefix"], needs=Needs.CHAIN)
+    asked = parse(Shape.COMPLETIONS, orjson.dumps({"model": "m", "prompt": list(range(1000))}), True)
+    keys = rule.keys({}, Shape.COMPLETIONS, asked, "")
+    assert (keys.prompt_bytes, keys.prompt_tokens, len(keys.chain)) == (4000, 1000, 15)
+
+
+@pytest.mark.parametrize("needs", [Needs.NOTHING, Needs.KEY, Needs.SIZE, Needs.KEY | Needs.SIZE, Needs.CHAIN])
+@pytest.mark.parametrize("user", [{"user": "ann"}, {}])
+def test_what_is_not_needed_is_not_computed(
+    needs: Needs, user: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that ignores prompts must not pay for them."""
+    calls = Counter[str]()
+    real_chain, real_normalize = Prefixes.chain, affinity.normalize
+
+    def chain(*arguments: Any) -> Any:
+        calls["chain"] += 1
+        return real_chain(*arguments)
+
+    def normalize(*arguments: Any) -> Any:
+        calls["prompt"] += 1
+        return real_normalize(*arguments)
+
+    monkeypatch.setattr(Prefixes, "chain", chain)
+    monkeypatch.setattr(affinity, "normalize", normalize)
+    keys = made(needs, messages=PROMPT, **user)
+    keyless = not user and bool(needs & Needs.KEY)
+    assert calls["prompt"] == (1 if keyless or needs & Needs.SIZE else 0)
+    assert calls["chain"] == (1 if keyless or needs == Needs.CHAIN else 0)
+    assert (keys.affinity is not None) == (bool(user) or keyless)
+    assert bool(keys.prompt_bytes) == bool(needs & Needs.SIZE)
+    assert needs != Needs.CHAIN or keys.chain
+
+
+def test_a_body_that_was_not_read_has_no_chain() -> None:
+    rule = AffinityRule(["body:user", "prefix"], needs=Needs.CHAIN)
+    for shape in (Shape.OPAQUE, Shape.CHAT):
+        keys = rule.keys({}, shape, Asked(None, False, None), "")
+        assert (keys.affinity, tuple(keys.chain), keys.prompt_bytes) == (None, (), 0)
+
+
+@pytest.mark.parametrize(
+    "apart", [{"model": "m2"}, {"cache_salt": "s"}, {"extra_key": "e"}, {"lora_path": "l"}]
+)
+def test_chains_share_nothing_across_what_engines_keep_apart(apart: dict[str, str]) -> None:
+    one, other = made(Needs.CHAIN, messages=PROMPT), made(Needs.CHAIN, messages=PROMPT, **apart)
+    assert not set(one.chain) & set(other.chain)
+    assert one.affinity != other.affinity
+
+
+def test_tenants_have_keys_of_their_own_but_engines_do_not_know_them() -> None:
+    rule = AffinityRule(["prefix"], "x-tenant", needs=Needs.CHAIN)
+    asked = parse(Shape.CHAT, orjson.dumps({"model": "m", "messages": PROMPT}), True)
+    keys = [
+        rule.keys({b"x-tenant": name} if name else {}, Shape.CHAT, asked, owner)
+        for owner in ("", "acme")
+        for name in (b"", b"one", b"two")
+    ]
+    assert len({one.affinity for one in keys}) == 6
+    assert len({tuple(one.chain) for one in keys}) == 1
+
+
+# Requests that say nothing of their user.
+
+EIGHT = tuple(range(8))
+SYSTEM = {"role": "system", "content": "You are a helpful assistant. " * 70}
+
+
+def question(number: int) -> dict[str, str]:
+    return {"role": "user", "content": f"question {number} of a stranger"}
+
+
+def test_b01_requests_without_a_key_are_spread() -> None:
+    """Case B01: no user, an empty one or null; many strangers are many places."""
+    rule = AffinityRule(defaults.AFFINITY_SOURCES)
+    places = Counter[int | None]()
+    for number in range(40):
+        body = [{}, {"user": ""}, {"user": None}][number % 3]
+        keys = made(Needs.KEY, rule, EIGHT, messages=[question(number)], **body)
+        assert keys.source == "prefix"
+        places[keys.affinity] += 1
+    assert len(places) == 40
+
+
+def test_b13_one_system_prompt_is_one_place_until_it_is_everybodys() -> None:
+    """Case B13: hashing the whole text would spread the first ones for nothing; hashing the head for ever would
+    put the whole fleet's traffic on one backend."""
+    rule = AffinityRule(["prefix"])
+    places = [
+        made(Needs.KEY, rule, EIGHT, messages=[SYSTEM, question(number)]).affinity for number in range(200)
+    ]
+    assert len(set(places[:15])) == 1
+    assert len(set(places[20:])) == 180
+
+
+def test_a_conversation_without_ids_keeps_its_key() -> None:
+    """However short its turns are: the first is shorter than a block, so its anchor is a hash of the whole."""
+    rule = AffinityRule(["prefix"])
+    for number in range(60):  # the system prompt becomes everybody's meanwhile
+        made(
+            Needs.KEY, rule, EIGHT, messages=[SYSTEM, {"role": "user", "content": f"hi, I am also {number}"}]
+        )
+    talks = [[SYSTEM, {"role": "user", "content": f"hi, I am {number}"}] for number in range(30)]
+    places = [made(Needs.KEY, rule, EIGHT, messages=talk).affinity for talk in talks]
+    assert len(set(places)) == 30
+    for turn in range(12):
+        for talk in talks:
+            talk += [{"role": "assistant", "content": f"well, {turn}"}, question(turn)]
+        assert [made(Needs.KEY, rule, EIGHT, messages=talk).affinity for talk in talks] == places
+        again = [made(Needs.KEY, rule, EIGHT, messages=talk).affinity for talk in talks]
+        assert again == places, "a request sent once more goes where it went"
+
+
+@pytest.mark.parametrize(
+    ("shape", "grow"),
+    [
+        (Shape.COMPLETIONS, lambda text: {"prompt": text}),
+        (Shape.COMPLETIONS, lambda text: {"prompt": list(text.encode())}),
+        (Shape.RESPONSES, lambda text: {"input": text}),
+        (Shape.EMBEDDINGS, lambda text: {"input": text}),
+    ],
+)
+def test_a_bare_prompt_keeps_its_key_as_it_grows(shape: Shape, grow: Any) -> None:
+    rule = AffinityRule(["prefix"])
+
+    def place(text: str) -> int | None:
+        asked = parse(shape, orjson.dumps({"model": "m", **grow(text)}), True)
+        return rule.keys({}, shape, asked, "", EIGHT).affinity
+
+    for number in range(60):
+        place(f"{SYSTEM['content']} {number}")
+    texts = [f"{SYSTEM['content']} {number} and much more that nobody else says " * 3 for number in range(20)]
+    places = [place(text) for text in texts]
+    assert len(set(places)) == 20
+    for turn in range(6):
+        texts = [f"{text} turn {turn} with some words" for text in texts]
+        assert [place(text) for text in texts] == places
+
+
+def test_the_same_first_words_do_not_tie_conversations_together() -> None:
+    """A button that says "Summarize this" for everybody is no conversation."""
+    rule = AffinityRule(["prefix"])
+    for number in range(60):
+        made(Needs.KEY, rule, EIGHT, messages=[SYSTEM, question(number)])
+    opening = [SYSTEM, {"role": "user", "content": "Summarize this"}]
+    places = set()
+    for number in range(40):
+        made(Needs.KEY, rule, EIGHT, messages=opening)
+        talk = [*opening, {"role": "assistant", "content": f"{number} " * 300}, question(number)]
+        places.add(made(Needs.KEY, rule, EIGHT, messages=talk).affinity)
+    assert len(places) > 30
+
+
+def test_a_session_that_cuts_its_history_keeps_its_key() -> None:
+    """The window moves on, the prompt begins elsewhere; who named the session stays."""
+    rule = AffinityRule(defaults.AFFINITY_SOURCES)
+    turns = [{"role": "user", "content": f"{number} " * 400} for number in range(10)]
+    places = {
+        made(Needs.KEY, rule, EIGHT, messages=[SYSTEM, *turns[n : n + 3]], prompt_cache_key="s").affinity
+        for n in range(8)
+    }
+    assert len(places) == 1
+
+
+def test_b24_a_session_keeps_its_key_among_any_number_of_others() -> None:
+    """Case B24: no table for named sessions at all, and one of fixed size for the others."""
+    rule = AffinityRule(["header:x-session-id", "prefix"], sessions=Sessions(1024))
+    asked = parse(Shape.CHAT, orjson.dumps({"model": "m", "messages": PROMPT}), True)
+    live = rule.keys({b"x-session-id": b"live"}, Shape.CHAT, asked, "", EIGHT)
+    for number in range(3000):
+        rule.keys({b"x-session-id": b"%d" % number}, Shape.CHAT, asked, "", EIGHT)
+    assert len(rule.sessions) == 0
+    assert rule.keys({b"x-session-id": b"live"}, Shape.CHAT, asked, "", EIGHT) == live
+    for number in range(3000):
+        made(Needs.KEY, rule, EIGHT, messages=[question(number)])
+    assert len(rule.sessions) <= 1024
+
+
+def test_a_key_that_outgrows_a_backend_gets_more_candidates() -> None:
+    rule = AffinityRule(["body:user"], needs=Needs.CHAIN)
+    spreads = {}
+    for number in range(4000):
+        name = ("half", "quarter" if number % 4 == 1 else f"rare {number % 400}")[number % 2]
+        spreads[name] = made(Needs.CHAIN, rule, EIGHT, messages=[], user=name).spread
+    assert spreads.pop("half") == 8, "four backends' worth"
+    assert spreads.pop("quarter") == 4, "two backends' worth"
+    assert set(spreads.values()) == {2}
+    alone = [made(Needs.CHAIN, rule, (0, 1), messages=[], user="only").spread for _ in range(3000)]
+    assert max(alone) == 2, "never more than there are backends"
+
+
+def test_a_rule_of_the_settings() -> None:
+    settings = Settings.model_validate(
+        {
+            "backends": ["http://127.0.0.1:1"],
+            "affinity": {"sources": ["prefix"], "tenant_header": "x-t"},
+            "prefix": {"block_bytes": 64, "prompt_bytes": 1 << 16, "anchor_cells": 2000, "sessions": 3000},
+        }
+    )
+    rule = build_affinity(settings, Needs.CHAIN)
+    assert (rule.prefixes.block_bytes, rule.prefixes.limit_bytes) == (64, 1 << 16)
+    assert (rule.anchors.cells, rule.sessions.capacity) == (2048, 4096)
+    asked = parse(Shape.CHAT, orjson.dumps({"model": "m", "messages": [question(1)]}), True)
+    assert rule.keys({b"x-t": b"1"}, Shape.CHAT, asked, "") != rule.keys({}, Shape.CHAT, asked, "")
+    assert len(rule.keys({}, Shape.CHAT, Asked("m", False, {"messages": PROMPT}), "").chain) == 15
