@@ -58,10 +58,7 @@ class Keys:
         else:
             affinity, source = self._place(request.prompt, size, chain), "prefix"
         second = candidate_keys(affinity, 2)[1]
-        share = anchors.share(second, pool) * len(pool)
-        spread = 2
-        while spread < 2 * share and spread < len(pool):
-            spread *= 2
+        spread = anchors.spread(second, pool)
         return RequestKeys(affinity, source, chain, self._prefixes.ends[:count], size, None, second, spread)
 
     def _user(self, name: str) -> RequestKeys:
