@@ -65,6 +65,8 @@ RETRIES_MAX: Final = 2  # attempts more than the first
 RETRIES_BUDGET: Final = 0.2  # of traffic
 RETRIES_BURST: Final = 100  # retries: so that a quiet proxy can fail over at all
 
+REMEMBERED_IDS: Final = 65_536  # responses and sessions whose engine is known: about 10 MB at most
+
 ACCESS_LOG: Final = "off"
 LOG_LEVEL: Final = "info"
 MODELS_INTERVAL_S: Final = 10.0

@@ -89,7 +89,8 @@ POST /v1/chat/completions/derender
 POST /v1/completions/derender
 """
 
-# State lives in one engine's memory; with several engines only a sticky header finds it again.
+# State lives in one engine's memory. Responses and sessions are found again by their id (`state`); of files and
+# batches, which SGLang has given up, only a sticky header finds the engine.
 _STATEFUL = """
 GET /v1/responses/{id}
 POST /v1/responses/{id}/cancel

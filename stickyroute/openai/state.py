@@ -12,7 +12,7 @@ from typing import Any
 
 from stickyroute.openai.routes import Route, Shape
 
-__all__ = ["GivenId", "held_id", "holds_id"]
+__all__ = ["GivenId", "gives_id", "held_id", "holds_id"]
 
 _RESPONSES = b"/v1/responses/"
 _ID_BYTES = 256
@@ -47,25 +47,26 @@ def held_id(route: Route, path: bytes, fields: dict[str, Any] | None) -> bytes |
     return _named(_session, params.get("id")) if isinstance(params, dict) else None
 
 
+def gives_id(route: Route) -> bool:
+    """Whether replies on this route give out an id."""
+    return route.shape is Shape.RESPONSES or route.template == "/open_session"
+
+
 class GivenId:
-    """Looks for the id that a reply gives out, in its first pieces, wherever they are cut."""
+    """Looks for the id that a reply gives out (`gives_id`), in its first pieces, wherever they are cut."""
 
     __slots__ = ("_head", "_pattern", "over")
 
     def __init__(self, route: Route) -> None:
         self._head = b""
-        self._pattern = None
-        if route.shape is Shape.RESPONSES:
-            self._pattern = _RESPONSE_ID
-        elif route.template == "/open_session":
-            self._pattern = _SESSION_ID
-        self.over = self._pattern is None
+        self._pattern = _RESPONSE_ID if route.shape is Shape.RESPONSES else _SESSION_ID
+        self.over = False
         """Nothing more will be found."""
 
     def feed(self, piece: bytes) -> bytes | None:
         """The id, once, as `held_id` would tell it."""
         pattern = self._pattern
-        if self.over or pattern is None:
+        if self.over:
             return None
         self._head += piece[:_HEAD_BYTES]
         found = pattern.search(self._head) if pattern is _RESPONSE_ID else pattern.fullmatch(self._head)

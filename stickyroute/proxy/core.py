@@ -11,6 +11,7 @@ from typing import Any
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
+from stickyroute.defaults import REMEMBERED_IDS
 from stickyroute.errors import GatewayTimeout, NoBackend, StickyrouteError, UpstreamFailed
 from stickyroute.fleet import Fleet, Pool
 from stickyroute.http.listener import ClientConnection
@@ -22,10 +23,13 @@ from stickyroute.metrics import Metrics
 from stickyroute.openai.models import unknown_model
 from stickyroute.openai.request import Asked, parse
 from stickyroute.openai.routes import Route, RouteTable, Shape
+from stickyroute.openai.state import held_id, holds_id
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys
+from stickyroute.routing.residence import Residence
 from stickyroute.routing.retry import RetryBudget
 from stickyroute.routing.router import Router
 from stickyroute.settings import Settings
@@ -65,6 +69,7 @@ class Proxy:
         self._metrics = metrics
         self._access_log = access_log
         self._learn = learn
+        self._residence = Residence(REMEMBERED_IDS)
         self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
         self._retries_max = settings.retries.max
         self._max_in_flight = settings.limits.max_in_flight
@@ -96,6 +101,7 @@ class Proxy:
             self._front.refuse(client, request, problem, route)
             return
         exchange = client.relay = Exchange(self, client, request, route, asked, pool, keys)
+        exchange.held = held_id(route, request.path, asked.body)
         if self._front.allow_origins:
             exchange.unwanted = CORS_FIELDS  # engines allow any origin by default; two answers are none
         self.in_flight += 1
@@ -111,7 +117,7 @@ class Proxy:
         if self._watches:
             self._fleet.settle(monotonic())
         while True:
-            decision = self._router.route(keys, pool.view, exchange.tried)
+            decision = self._choose(exchange)
             now_s = exchange.sent_s = monotonic()
             if decision is None:
                 self._give_up(exchange)
@@ -125,6 +131,15 @@ class Proxy:
         self._metrics.decisions(decision.reason)
         exchange.attempts += 1
         self._send(exchange, fresh=False)
+
+    def _choose(self, exchange: Exchange) -> Decision | None:
+        """The backend that keeps what the request comes back to, if that is known, and no other; else any."""
+        if exchange.held is not None:
+            slot = self._residence.find(exchange.held)
+            if slot is not None and slot in exchange.pool.view.slots:
+                there = self._fleet.available[slot] and slot not in exchange.tried
+                return Decision(slot, "pinned") if there else None
+        return self._router.route(exchange.keys, exchange.pool.view, exchange.tried)
 
     def _send(self, exchange: Exchange, *, fresh: bool) -> None:
         target = self._targets[exchange.slot]
@@ -157,14 +172,30 @@ class Proxy:
     # What becomes of an attempt.
 
     def wants(self, exchange: Exchange, status: int) -> bool:
-        """Whether a reply is relayed; a busy answer is not while somebody else may take the request."""
+        """Whether a reply is relayed; a busy answer is not while somebody else may take the request.
+
+        Nor is the word of one backend that it does not have what a request comes back to: the next may.
+        """
         if status in _BUSY and self._again(exchange, "busy"):
             return False
+        if exchange.held is not None:
+            if status == 404:
+                self._residence.forget(exchange.held)
+                if self._look_elsewhere(exchange):
+                    return False
+            elif 200 <= status < 300:
+                self._residence.note(exchange.held, exchange.slot)
         if not self._fleet.available[exchange.slot]:
             self._fleet.record_reachable(exchange.slot)
         if self._watches and 200 <= status < 300:
             exchange.watch_reply()
+        elif 200 <= status < 300 and exchange.gives_id:
+            exchange.looking = True
         return True
+
+    def gave(self, exchange: Exchange, name: bytes) -> None:
+        """The reply gave out an id under which the client may come back, to that backend alone."""
+        self._residence.note(name, exchange.slot)
 
     def begun(self, exchange: Exchange) -> None:
         """The backend has computed the prompt."""
@@ -206,17 +237,25 @@ class Proxy:
         """Drop the attempt at hand for a further one, if limit, budget and fleet allow it."""
         if exchange.attempts > self._retries_max:
             return False
-        if self._router.route(exchange.keys, exchange.pool.view, exchange.tried) is None:
+        if self._choose(exchange) is None or not self._budget.try_spend():
             return False
-        if not self._budget.try_spend():
+        self._next(exchange, kind)
+        return True
+
+    def _look_elsewhere(self, exchange: Exchange) -> bool:
+        """Ask the next backend, each once: no engine did any work, so neither limit nor budget is touched."""
+        if self._choose(exchange) is None:
             return False
+        self._next(exchange, "not_here")
+        return True
+
+    def _next(self, exchange: Exchange, kind: str) -> None:
         self._metrics.retries(kind)
         if exchange.upstream is not None:
             exchange.upstream.discard()
             exchange.upstream = None
         exchange.release()
         self._attempt(exchange)
-        return True
 
     def _give_up(self, exchange: Exchange) -> None:
         exchange.slot, exchange.reason = -1, ""  # whoever was tried before, it is nobody's answer
@@ -298,11 +337,12 @@ class Proxy:
     # Before a request is proxied.
 
     def _read(self, route: Route, request: Request) -> Asked:
-        """What the body asks for. On opaque routes it is read only if the model decides between pools."""
+        """What the body asks for. On opaque routes it is read only if its model or an id in it decides."""
         if route.shape is not Shape.OPAQUE:
             return parse(route.shape, request.body, self._strict_json)
         kind = request.headers.get(b"content-type", b"")
-        if self._fleet.many_pools and kind.startswith(b"application/json"):
+        decides = self._fleet.many_pools or holds_id(route, request.body)
+        if decides and kind.startswith(b"application/json"):
             return parse(route.shape, request.body, False)
         return _UNREAD
 

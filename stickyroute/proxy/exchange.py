@@ -15,6 +15,7 @@ from stickyroute.http.pool import BackendPool
 from stickyroute.http.relay import Relay
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Route
+from stickyroute.openai.state import GivenId, gives_id
 from stickyroute.openai.usage import FirstContent, Usage, read_tail
 from stickyroute.routing.keys import RequestKeys
 
@@ -44,6 +45,9 @@ class Core(Protocol):
     def begun(self, exchange: Exchange) -> None:
         """The first real token of a stream, or the first byte of another reply, is on its way."""
 
+    def gave(self, exchange: Exchange, name: bytes) -> None:
+        """The reply gave out the id of a response or a session."""
+
     def reply_lines(self, exchange: Exchange) -> bytes:
         """Response fields to add."""
 
@@ -52,14 +56,16 @@ class Exchange(Relay):
     """State of one proxied request.
 
     `slot` is the backend of the current attempt, -1 before the first. `may_have_run`: a pooled connection was
-    dropped under it, most likely unseen by the backend.
+    dropped under it, most likely unseen by the backend. `held`: the id of what the request comes back to.
     """
 
     __slots__ = (
         "_core",
+        "_given",
         "_look",
         "asked",
         "attempts",
+        "held",
         "keys",
         "lease",
         "may_have_run",
@@ -92,6 +98,8 @@ class Exchange(Relay):
         self.lease: Lease | None = None
         self.slot = -1
         self.reason = ""
+        self.held: bytes | None = None
+        self._given = GivenId(route) if gives_id(route) else None
         self._look: FirstContent | None = None
 
     def accept(self, status: int) -> bool:
@@ -111,7 +119,19 @@ class Exchange(Relay):
         self.looking = True
         self.keep_tail()
 
+    @property
+    def gives_id(self) -> bool:
+        """Whether the reply is still to be looked at for an id."""
+        return self._given is not None
+
     def has_begun(self, piece: bytes) -> bool:
+        given = self._given
+        if given is not None:
+            name = given.feed(piece)
+            if name is not None:
+                self._core.gave(self, name)
+            if given.over:
+                self._given = None
         if self.streams:
             look = self._look
             if look is None:

@@ -12,7 +12,8 @@ class Decision(NamedTuple):
 
     `reason` is one of: home, spill (home is at its bound or would cost more), warm (not its home, but where
     its prefix is), failover (home is unavailable or was tried), no_key, least_tokens, least_requests,
-    power_of_two, round_robin, random.
+    power_of_two, round_robin, random; pinned is the proxy's own (the backend keeps what the request comes back
+    to).
     """
 
     slot: int

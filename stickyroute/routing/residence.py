@@ -34,6 +34,10 @@ class Residence:
         if len(slots) > self._capacity:
             slots.popitem(last=False)
 
+    def forget(self, name: bytes) -> None:
+        """Nobody is known to have it."""
+        self._slots.pop(xxh3_64_intdigest(name), None)
+
     def find(self, name: bytes) -> int | None:
         """The slot of the backend that had it when it was last seen; None if that is not known."""
         slots = self._slots

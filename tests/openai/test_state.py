@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.openai.routes import Route, RouteTable
-from stickyroute.openai.state import GivenId, held_id, holds_id
+from stickyroute.openai.state import GivenId, gives_id, held_id, holds_id
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 TABLE = RouteTable([])
@@ -91,7 +91,7 @@ def test_words_of_the_model_and_ids_of_other_things_are_none() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/close_session"])
 def test_other_routes_give_out_nothing(path: str) -> None:
-    assert GivenId(route("POST", path)).over
+    assert not gives_id(route("POST", path))
 
 
 def test_the_search_ends_after_the_first_bytes() -> None:

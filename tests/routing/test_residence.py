@@ -13,7 +13,10 @@ def test_what_was_noted_is_found_until_it_is_noted_elsewhere() -> None:
     assert (residence.find(b"response r"), residence.find(b"session r")) == (3, 4)
     residence.note(b"response r", 0)
     assert residence.find(b"response r") == 0
-    assert len(residence) == 2
+    residence.forget(b"response r")
+    residence.forget(b"response that never was")
+    assert residence.find(b"response r") is None
+    assert len(residence) == 1
 
 
 def test_what_was_not_asked_for_the_longest_goes_first() -> None:
