@@ -54,6 +54,14 @@ class Sweeper:
 
     def _tick(self) -> None:
         self._handle = self._loop.call_later(self._tick_s, self._tick)
+        # A loop that was held up (no CPU, a process that was stopped) comes to its timers before it reads what
+        # arrived meanwhile, and a client would be cut for silence whose bytes are there. Two turns later they
+        # were read, whichever of the two a loop does first.
+        self._loop.call_soon(self._loop.call_soon, self._sweep)
+
+    def _sweep(self) -> None:
+        if self._handle is None:
+            return
         now_s = monotonic()
         for member in tuple(self._members):
             member.sweep(now_s)
