@@ -34,6 +34,8 @@ def _shapes() -> list[tuple[slice, bytes, int]]:
 
 _SHAPES = _shapes()
 _CR, _LF = b"\r\n"
+_ENDING = 64
+"""What a stream says of itself at its end is longer, the mark of the end shorter than so many bytes."""
 _write = os.write
 
 
@@ -71,6 +73,7 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
         slowly: Callable[[bytes], None] = upstream.data_received,
         may_go: Callable[[], bool] = may_go,
         later: Callable[[bytes], None] = client.write,
+        keep: bool = relay.tail is not None,
     ) -> None:
         length = len(data)
         try:
@@ -81,6 +84,8 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
         # By slice and index: a method of bytes costs twice as much, most of it for unpacking its argument.
         if data[line] == begin and data[-1] == _LF and data[-2] == _CR and (relay.direct or may_go()):
             relay.bytes_out += size
+            if keep and size > _ENDING:
+                relay.last = data
             try:
                 sent = _write(descriptor, data)
             except OSError:  # full, or broken: the transport deals with either

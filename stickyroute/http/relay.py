@@ -53,6 +53,7 @@ class Relay(ABC):
         "direct",
         "first_byte_s",
         "head_sent",
+        "last",
         "looking",
         "over",
         "paused",
@@ -84,6 +85,7 @@ class Relay(ABC):
         self._keep_alive = request.keep_alive
         self.looking = False  # whether the subclass still looks at pieces of the body, by `has_begun`
         self.tail: deque[bytes] | None = None  # the last pieces of the body, where the subclass wants them
+        self.last = b""  # the last chunk of some length that went through the lane, if there is a tail
         self.paused = False
         self._heard = -1
         self._fed_before_s = 0.0
@@ -113,6 +115,17 @@ class Relay(ABC):
     def keep_tail(self) -> None:
         """Keep the end of the body: the last pieces in `tail`, of each no more than 4 KB."""
         self.tail = deque(maxlen=_TAIL_PIECES)
+
+    def end_of_body(self) -> bytes:
+        """What was kept, in order. What went through the lane is in its framing, and without the shortest
+        chunks."""
+        tail = self.tail
+        if tail is None:
+            return b""
+        if self.last:
+            tail.append(self.last)
+            self.last = b""
+        return b"".join(tail)
 
     # Called by the upstream connection.
 
@@ -198,6 +211,9 @@ class Relay(ABC):
             self.looking = not self.has_begun(data)
         tail = self.tail
         if tail is not None:
+            if self.last:
+                tail.append(self.last)
+                self.last = b""
             tail.append(data if len(data) <= _TAIL_PIECE_BYTES else data[-_TAIL_PIECE_BYTES:])
         size = len(data)
         self.bytes_out += size

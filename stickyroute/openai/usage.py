@@ -10,13 +10,14 @@ Text of the model cannot be taken for a field: inside a JSON string every quote 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
 from stickyroute.openai.routes import Shape
 
-__all__ = ["TAIL_BYTES", "FirstContent", "Usage", "first_content", "read_tail"]
+__all__ = ["TAIL_BYTES", "FirstContent", "Usage", "first_content", "read_tail", "usage_is_due"]
 
 TAIL_BYTES = 4096
 """How much of a reply's end is enough: `usage` and what engines write after it is about 1 KB."""
@@ -143,6 +144,24 @@ def _within(cached: int | None, prompt: int) -> int | None:
 
 
 # The beginning of a stream.
+
+
+def usage_is_due(shape: Shape, body: Mapping[str, Any] | None, piece: bytes) -> bool:
+    """Whether a stream will end with its usage, by the request's `body` and the piece with its first token.
+
+    Anthropic's and the Responses API always do, the others where the client asks for it; engines that are set
+    to tell it anyway do so in every event.
+    """
+    if (
+        shape is Shape.MESSAGES
+        or shape is Shape.RESPONSES
+        or b'"usage":{' in piece
+        or b'"meta_info"' in piece
+    ):
+        return True
+    options = body.get("stream_options") if body is not None else None
+    return isinstance(options, dict) and options.get("include_usage") is True
+
 
 _SPACE = rb"[ \t]{0,4}:[ \t]{0,4}"
 _CHOICE = re.compile(

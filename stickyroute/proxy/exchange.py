@@ -16,7 +16,7 @@ from stickyroute.http.relay import Relay
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Route
 from stickyroute.openai.state import GivenId, gives_id
-from stickyroute.openai.usage import FirstContent, Usage, read_tail
+from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_due
 from stickyroute.routing.keys import RequestKeys
 
 
@@ -138,13 +138,15 @@ class Exchange(Relay):
                 look = self._look = FirstContent(self.route.shape)
             if not look.feed(piece):
                 return False
+            if not usage_is_due(self.route.shape, self.asked.body, piece):
+                self.tail = None  # nothing is worth keeping, and each token may go the fastest way
         self._core.begun(self)
         return True
 
     def usage(self) -> Usage | None:
         """What the reply said of its tokens, as far as its end was kept."""
-        tail = self.tail
-        return read_tail(self.route.shape, b"".join(tail), self.streams) if tail else None
+        tail = self.end_of_body()
+        return read_tail(self.route.shape, tail, self.streams) if tail else None
 
     def release(self, now_s: float | None = None) -> None:
         """Give the lease back, if one is held; `now_s` only if the backend did what it was asked."""

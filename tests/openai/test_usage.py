@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.openai.routes import Shape
-from stickyroute.openai.usage import TAIL_BYTES, FirstContent, Usage, first_content, read_tail
+from stickyroute.openai.usage import (
+    TAIL_BYTES,
+    FirstContent,
+    Usage,
+    first_content,
+    read_tail,
+    usage_is_due,
+)
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 
@@ -222,3 +229,24 @@ def test_a_stream_nobody_can_read_has_begun_in_the_end():
 
 def test_events_of_an_unknown_kind_count_from_the_first():
     assert FirstContent(Shape.OPAQUE).feed(b"data: x\n\n")
+
+
+@pytest.mark.parametrize(
+    ("shape", "body", "piece", "due"),
+    [
+        (Shape.CHAT, {"stream_options": {"include_usage": True}}, b"", True),
+        (Shape.COMPLETIONS, {"stream_options": {"include_usage": True}}, b"", True),
+        (Shape.CHAT, {"stream_options": {"include_usage": False}}, b"", False),
+        (Shape.CHAT, {"stream_options": {"include_usage": "yes"}}, b"", False),
+        (Shape.CHAT, {"stream_options": ["include_usage"]}, b"", False),
+        (Shape.CHAT, {}, b"", False),
+        (Shape.CHAT, None, b"", False),
+        (Shape.CHAT, {}, b'data: {"choices":[],"usage":{"prompt_tokens":9}}', True),
+        (Shape.CHAT, {}, b'data: {"choices":[],"usage":null}', False),
+        (Shape.MESSAGES, {}, b"", True),
+        (Shape.RESPONSES, {}, b"", True),
+        (Shape.OPAQUE, None, b'data: {"text":"x","meta_info":{"id":"1"}}', True),
+    ],
+)
+def test_when_a_stream_will_tell_its_usage(shape, body, piece, due):
+    assert usage_is_due(shape, body, piece) is due

@@ -169,8 +169,8 @@ class Steps:
             go.set()
 
 
-def ask_for_a_stream(text: str = LONG) -> bytes:
-    return request(chat(text, stream=True))
+def ask_for_a_stream(**more: Any) -> bytes:
+    return request(chat(LONG, stream=True, **more))
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,27 @@ async def test_the_first_token_of_a_stream_ends_its_backlog_and_nothing_before_d
             await client.body(answer)
             assert b"".join(piece for _, piece in answer.pieces) == b"".join((*pieces, TOKEN, DONE))
         await until(lambda: in_flight(proxy) == 0)
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_usage_is_read_from_a_stream_however_its_end_arrives(together: bool) -> None:
+    usage = event({"choices": [], **told(2000, 500)})
+    last = (usage + DONE,) if together else (usage, DONE)
+    steps = Steps(ROLE, *[TOKEN] * 50, *last)
+    async with fakes() as fake, sticky([fake]) as proxy:
+        fake.on(CHAT, steps)
+        async with await proxy.client() as client:
+            client.send(ask_for_a_stream(stream_options={"include_usage": True}))
+            steps.take(1)
+            answer = await client.head()
+            for count in range(1, len(steps.pieces) + 1):  # each piece is a read of its own
+                steps.take(count)
+                await client.body(answer, stop_after=count)
+            steps.take(len(steps.go))
+            await client.body(answer)
+        samples = await proxy.until_metrics(lambda s: s.sum("stickyroute_prompt_tokens_total") > 0)
+        assert samples.sum("stickyroute_prompt_tokens_total", pool="m") == 2000
+        assert samples.sum("stickyroute_cached_tokens_total", pool="m") == 500
 
 
 async def test_what_replies_tell_of_cached_tokens_becomes_trust() -> None:
