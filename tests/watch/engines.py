@@ -50,7 +50,12 @@ def fixed(body: bytes | str, status: int = 200, headers: dict[str, str] | None =
 
 @asynccontextmanager
 async def engine(
-    answer: Answer, *, path: str = "/v1/models", tls: ssl.SSLContext | None = None, port: int = 0
+    answer: Answer,
+    *,
+    path: str = "/v1/models",
+    method: str = "GET",
+    tls: ssl.SSLContext | None = None,
+    port: int = 0,
 ) -> AsyncIterator[Engine]:
     """Serve `answer` at `path`; every other path is a 404."""
     running = Engine(port=0)
@@ -60,7 +65,7 @@ async def engine(
         return await answer(request)
 
     app = web.Application()
-    app.router.add_get(path, handle)
+    app.router.add_route(method, path, handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls, reuse_address=True).start()
