@@ -76,8 +76,8 @@ class Proxy:
         self._strict_models = settings.strict_models
         self._strict_json = settings.strict_json
         self._show_decision = settings.response_headers
-        # What a policy that counts tokens has to know of replies; for others it is not worth its time.
-        self._watches = bool(router.needs & Needs.SIZE)
+        # Only who looks at what is cached where has a use for first tokens and usage: they cost a little.
+        self._watches = router.needs & Needs.CHAIN == Needs.CHAIN
         self.in_flight = 0
 
     # One request.
@@ -113,7 +113,8 @@ class Proxy:
 
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
-        keys, pool, streams = exchange.keys, exchange.pool, exchange.asked.stream
+        keys, pool = exchange.keys, exchange.pool
+        streams = self._watches and exchange.asked.stream  # whether the lease will hear of the first token
         if self._watches:
             self._fleet.settle(monotonic())
         while True:
