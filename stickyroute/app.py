@@ -156,8 +156,10 @@ class App:
         return dropped
 
     async def _open_admin(self) -> None:
+        exact = self._exact.state if self._exact is not None else None
         runner = web.AppRunner(
-            build_admin(self.fleet, self.metrics, self.settings, lambda: self._stopping), access_log=None
+            build_admin(self.fleet, self.metrics, self.settings, lambda: self._stopping, exact),
+            access_log=None,
         )
         await runner.setup()
         self._admin = runner

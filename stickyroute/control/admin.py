@@ -30,13 +30,18 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_admin(
-    fleet: Fleet, metrics: Metrics, settings: Settings, is_stopping: Callable[[], bool] = lambda: False
+    fleet: Fleet,
+    metrics: Metrics,
+    settings: Settings,
+    is_stopping: Callable[[], bool] = lambda: False,
+    exact: Callable[[], dict[str, Any]] | None = None,
 ) -> web.Application:
     """The admin application; `uptime_s` of /fleet counts from this call.
 
-    `is_stopping` tells whether the process has begun to stop, from when on it is not ready.
+    `is_stopping` tells whether the process has begun to stop, from when on it is not ready; `exact` how exact
+    mode goes, where it is on.
     """
-    views = _Views(fleet, metrics, settings, is_stopping)
+    views = _Views(fleet, metrics, settings, is_stopping, exact)
     app = web.Application(middlewares=[_json_errors])
     app.router.add_get("/healthz", views.healthz)
     app.router.add_get("/readyz", views.readyz)
@@ -57,12 +62,18 @@ class _One(Collector):
 
 class _Views:
     def __init__(
-        self, fleet: Fleet, metrics: Metrics, settings: Settings, is_stopping: Callable[[], bool]
+        self,
+        fleet: Fleet,
+        metrics: Metrics,
+        settings: Settings,
+        is_stopping: Callable[[], bool],
+        exact: Callable[[], dict[str, Any]] | None,
     ) -> None:
         self._fleet = fleet
         self._metrics = metrics
         self._settings = settings
         self._is_stopping = is_stopping
+        self._exact = exact
         self._started_s = monotonic()
 
     async def healthz(self, request: web.Request) -> web.Response:
@@ -107,6 +118,8 @@ class _Views:
             "policy": self._settings.policy,
             **state,
         }
+        if self._exact is not None:
+            answer["exact"] = self._exact()
         return _json(answer)
 
 

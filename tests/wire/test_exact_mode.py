@@ -125,6 +125,10 @@ async def test_a_prompt_goes_where_it_is_and_not_where_it_was(
         assert place == other
         assert cached > 1900
         assert exact.state()["prompts_learned"] == 1  # a prompt that is known is not asked about again
+        shown = (await proxy.admin("/fleet")).json["exact"]
+        assert [source["source"] for source in shown["sources"]] == ["b0", "b1"]
+        assert all(source["complete"] and source["fresh"] for source in shown["sources"])
+        assert shown["corrections"] > 0
 
 
 async def test_what_is_evicted_is_not_expected(tmp_path: Any) -> None:
