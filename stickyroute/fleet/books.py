@@ -34,6 +34,7 @@ _RATE_UNIT_TOKENS = 2000.0
 _DECODE_UNIT = 8.0  # sequences
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0004
+_TOKEN_SHARE_LIMIT = 2.0  # tokens in the cache for one of a prompt in flight
 _MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
 
 
@@ -68,9 +69,7 @@ class Books:
         """A request is dispatched."""
         loads, slot, keys = self.loads, lease.slot, lease.keys
         waiting = self._waiting[slot]
-        if waiting:
-            self._settle(slot, now_s)
-        else:
+        if not waiting:
             self._since_s[slot] = now_s
         size = keys.prompt_bytes
         if size:
@@ -91,8 +90,8 @@ class Books:
         loads.in_flight[slot] += 1
         loads.queued[slot] += 1
         loads.in_flight_tokens[slot] += lease.tokens
-        used = loads.kv_ratio[slot] * loads.in_flight_tokens[slot]
-        lease.learns = lease.streams and used < KV_HIGH_WATER * loads.capacity_tokens[slot]
+        loads.kv_used[slot] = used = loads.kv_per_token[slot] * loads.in_flight_tokens[slot]
+        lease.learns = lease.streams and used < KV_HIGH_WATER
         lease.ahead_tokens = loads.backlog_tokens[slot]
         waiting[lease] = None
         self._owed[slot] += lease.missing_tokens
@@ -155,6 +154,7 @@ class Books:
         loads.in_flight_tokens[slot] -= lease.tokens
         if not loads.in_flight[slot]:
             loads.in_flight_tokens[slot] = 0.0  # sums of floats don't come back to zero by themselves
+        loads.kv_used[slot] = loads.kv_per_token[slot] * loads.in_flight_tokens[slot]
         if lease in self._waiting[slot]:
             self._leave(lease)
             loads.backlog_tokens[slot] = self._owed[slot]
@@ -168,26 +168,29 @@ class Books:
 
     def settle(self, now_s: float) -> None:
         """Bring every backlog up to `now_s`."""
+        backlog, token_s = self.loads.backlog_tokens, self.loads.token_s
         for slot, waiting in enumerate(self._waiting):
             if waiting:
-                self._settle(slot, now_s)
+                head = next(iter(waiting))
+                done = (now_s - self._since_s[slot]) / token_s[slot]
+                if done >= head.missing_tokens and not head.streams:
+                    done = self._pass_heads(slot, done)
+                elif done > _HEAD_LIMIT * head.missing_tokens:
+                    done = _HEAD_LIMIT * head.missing_tokens
+                backlog[slot] = self._owed[slot] - done
 
-    def _settle(self, slot: int, now_s: float) -> None:
+    def _pass_heads(self, slot: int, done: float) -> float:
+        """`done` tokens are computed since the head came to be the head: who does not stream and must be through
+        leaves. Returns what is done of the new head."""
         waiting = self._waiting[slot]
-        token_s = self.loads.token_s[slot]
-        since_s = self._since_s[slot]
-        done = 0.0
         while waiting:
             head = next(iter(waiting))
-            done = (now_s - since_s) / token_s
             if head.streams or done < head.missing_tokens:
-                done = min(done, _HEAD_LIMIT * head.missing_tokens)
-                break
-            since_s += head.missing_tokens * token_s
+                return min(done, _HEAD_LIMIT * head.missing_tokens)
+            done -= head.missing_tokens
+            self._since_s[slot] += head.missing_tokens * self.loads.token_s[slot]
             self._leave(head)
-            done = 0.0
-        self._since_s[slot] = since_s
-        self.loads.backlog_tokens[slot] = max(0.0, self._owed[slot] - max(0.0, done))
+        return 0.0
 
     def _leave(self, lease: Lease) -> None:
         """Out of the queue; the head's successor begins when told."""
@@ -214,9 +217,11 @@ class Books:
         loads = self.loads
         mine = loads.in_flight_tokens[slot]
         if mine > 0:
-            seen = min(2.0, utilization * loads.capacity_tokens[slot] / mine)
-            known = loads.kv_ratio[slot]
-            loads.kv_ratio[slot] = seen if not known else known + 0.3 * (seen - known)
+            # Prompts share what they begin with, and answers grow, so a token in flight is not one in the cache.
+            seen = min(_TOKEN_SHARE_LIMIT / loads.capacity_tokens[slot], utilization / mine)
+            known = loads.kv_per_token[slot]
+            loads.kv_per_token[slot] = seen = seen if not known else known + 0.3 * (seen - known)
+            loads.kv_used[slot] = seen * mine
 
     def record_restart(self, slot: int) -> None:
         """The engine started anew: its cache is empty."""

@@ -19,9 +19,7 @@ from typing import NamedTuple
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.routing.view import FleetView
 
-__all__ = [
-    "KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "held_tokens", "prompt_tokens", "terms", "to_compute",
-]  # fmt: skip
+__all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "missing_tokens", "prompt_tokens", "terms"]
 
 KV_HIGH_WATER = 0.8
 """Above this share engines evict silently, preempt, and TTFT jumps."""
@@ -48,95 +46,98 @@ def prompt_tokens(keys: RequestKeys, view: FleetView) -> float:
     return keys.prompt_bytes / view.bytes_per_token if exact is None else float(exact)
 
 
-def held_tokens(keys: RequestKeys, view: FleetView, tokens: float) -> list[float] | None:
-    """For each slot how much of the prompt it is believed to hold; None if nobody holds any."""
-    chain = keys.chain
-    if not chain:
-        return None
-    index = view.loads.index
-    blocks = index.held(chain)
-    most = max(blocks)
-    if not most:
-        return None
-    ends = keys.ends
-    scale = tokens / keys.prompt_bytes
-    trust = view.loads.trust
-    held = [ends[count - 1] * scale * trust[slot] if count else 0.0 for slot, count in enumerate(blocks)]
-    if keys.affinity is not None:
-        slot, more = index.tail(chain[most - 1], keys.affinity)
-        if more and blocks[slot] == most:
-            held[slot] = min(tokens, held[slot] + more * trust[slot])
-    return held
-
-
-def to_compute(view: FleetView, tokens: float, held: Sequence[float] | None) -> list[float]:
-    """What of a prompt counts as to be computed, for each member.
+def missing_tokens(
+    keys: RequestKeys, view: FleetView, tokens: float
+) -> tuple[list[float], Sequence[int]] | None:
+    """What of a prompt counts as to be computed, and how many blocks are held there, for each member; None if
+    nobody holds any.
 
     What k of N members hold counts ((N - k) / (N - 1)) ** 2: fully while one has it, hardly when nearly all do.
     One request alone would never pay for a copy, so a system prompt that is on every request would stay where
     it was first, and all the load with it.
     """
-    if held is None:
-        return [tokens] * len(view.slots)
-    own = [held[slot] for slot in view.slots]
-    others = len(own) - 1
-    if others < 1:
-        return [tokens - own[0]]
-    levels = sorted(set(own), reverse=True)
-    upper = levels[0]
-    left = tokens - upper
-    counts = {upper: left}
-    holders = 0
-    for level in levels[1:]:
-        holders += own.count(upper)
-        left += (upper - level) * ((others + 1 - holders) / others) ** 2
-        counts[level] = left
-        upper = level
-    return [counts[tokens_held] for tokens_held in own]
-
-
-def costs_s(
-    view: FleetView, members: Sequence[int], tokens: float, held: Sequence[float] | None
-) -> list[float]:
-    """What a prompt of `tokens` costs on each of `members`: the sums of their `terms`, without the names."""
+    chain = keys.chain
+    if not chain:
+        return None
     loads = view.loads
-    slots, relative = view.slots, view.relative_weights
-    backlog, token_s, in_flight, ratio = loads.backlog_tokens, loads.token_s, loads.in_flight, loads.kv_ratio
+    by_slot = loads.index.held(chain)
+    blocks: Sequence[int] = view.read(by_slot)
+    levels = sorted(set(blocks), reverse=True)
+    most = levels[0]
+    if not most:
+        return None
+    ends = keys.ends
+    scale = tokens / keys.prompt_bytes
+    above = ends[most - 1] * scale
+    saved = {most: above}
+    others = len(blocks) - 1
+    shared = 0.0
+    holders = 0
+    upper = most
+    for level in levels[1:]:
+        holders += blocks.count(upper)
+        own = ends[level - 1] * scale if level else 0.0
+        shared += (above - own) * (1.0 - ((others + 1 - holders) / others) ** 2)
+        saved[level] = own + shared
+        above, upper = own, level
+    trust = view.read(loads.trust)
+    missing = [tokens - saved[count] * part for count, part in zip(blocks, trust, strict=True)]
+    if keys.affinity is not None:
+        slot, more = loads.index.tail(chain[most - 1], keys.affinity)
+        if more and slot in view.slots:
+            member = view.slots.index(slot)
+            if blocks[member] == most:
+                missing[member] = max(0.0, missing[member] - more * trust[member])
+    return missing, blocks
+
+
+def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> list[float]:
+    """What a prompt of `tokens` costs on each member: the sums of their `terms`, without the names.
+
+    `missing` are those that count as to be computed, all of them where it is None.
+    """
+    loads, read = view.loads, view.read
     twice = 1.0 + loads.kappa.value
     decode_s = loads.decode_s
-    missing = to_compute(view, tokens, held)
-    found = []
-    for member in members:
-        slot = slots[member]
-        cost_s = (backlog[slot] + twice * missing[member]) * token_s[slot] + in_flight[slot] * decode_s
-        if ratio[slot]:
-            cost_s += guard_s(
-                ratio[slot] * (loads.in_flight_tokens[slot] + tokens),
-                loads.capacity_tokens[slot],
-                loads.stay_s,
-            )
-        found.append(cost_s / relative[member])
-    return found
+    backlog, token_s, in_flight = read(loads.backlog_tokens), read(loads.token_s), read(loads.in_flight)
+    if missing is None:
+        own = twice * tokens
+        costs = [
+            (ahead + own) * each_s + count * decode_s
+            for ahead, each_s, count in zip(backlog, token_s, in_flight, strict=True)
+        ]
+    else:
+        costs = [
+            (ahead + twice * own) * each_s + count * decode_s
+            for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
+        ]
+    used = read(loads.kv_used)
+    if used and max(used) + tokens * max(loads.kv_per_token) > KV_HIGH_WATER:
+        costs = [
+            cost_s + guard_s(share + tokens * each, loads.stay_s)
+            for cost_s, share, each in zip(costs, used, read(loads.kv_per_token), strict=True)
+        ]
+    if view.even:
+        return costs
+    return [cost_s / weight for cost_s, weight in zip(costs, view.relative_weights, strict=True)]
 
 
-def terms(view: FleetView, member: int, tokens: float, held: Sequence[float] | None) -> Terms:
-    """The same for one member, term by term."""
+def terms(view: FleetView, member: int, tokens: float, missing: float) -> Terms:
+    """The same for one member, of which `missing` tokens count as to be computed, term by term."""
     loads, slot, relative = view.loads, view.slots[member], view.relative_weights[member]
-    recompute_s = to_compute(view, tokens, held)[member] * loads.token_s[slot] / relative
-    used = loads.kv_ratio[slot] * (loads.in_flight_tokens[slot] + tokens)
+    recompute_s = missing * loads.token_s[slot] / relative
+    used = loads.kv_used[slot] + tokens * loads.kv_per_token[slot]
     return Terms(
         loads.backlog_tokens[slot] * loads.token_s[slot] / relative,
         recompute_s,
         loads.kappa.value * recompute_s,
         loads.in_flight[slot] * loads.decode_s / relative,
-        guard_s(used, loads.capacity_tokens[slot], loads.stay_s) / relative,
+        guard_s(used, loads.stay_s) / relative,
     )
 
 
-def guard_s(used_tokens: float, capacity_tokens: float, stay_s: float) -> float:
-    """The wait for room when `used_tokens`, this request counted, share a cache: 0 up to the high-water mark.
-
-    Room comes back as requests end, the whole of it once in `stay_s`, the mean time in flight.
+def guard_s(used: float, stay_s: float) -> float:
+    """The wait for room when the share `used` of a cache is taken, this request counted: 0 up to the high-water
+    mark. Room comes back as requests end, the whole of it once in `stay_s`, the mean time in flight.
     """
-    over = used_tokens / capacity_tokens - KV_HIGH_WATER
-    return over * stay_s if over > 0 else 0.0
+    return (used - KV_HIGH_WATER) * stay_s if used > KV_HIGH_WATER else 0.0

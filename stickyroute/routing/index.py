@@ -38,7 +38,7 @@ class Index:
     `entries` is rounded up to a power of two; a row takes 20 bytes and 4 for each backend.
     """
 
-    __slots__ = ("_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_keys", "_reach", "_rows_used",
+    __slots__ = ("_blank", "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_keys", "_reach", "_rows_used",
                  "_stamps", "_tails", "_tick", "_touched")  # fmt: skip
 
     def __init__(self, entries: int, capacity_tokens: Sequence[float]) -> None:
@@ -62,6 +62,7 @@ class Index:
         self._clocks = [capacity + 1.0 for capacity in self._capacity]
         self._floors = [1] * count
         self._tick = 0
+        self._blank = array("I", bytes(4 * count))
         self._rows_used = 0
 
     @property
@@ -113,7 +114,15 @@ class Index:
                             middle = (low + high + 1) >> 1
                             continue
             base = row * count
-            deep = [slot for slot in slots if stamps[base + slot] > floors[slot]]
+            if len(slots) == count:
+                row_stamps = stamps[base : base + count]
+                deep = [
+                    slot
+                    for slot, stamp, floor in zip(slots, row_stamps, floors, strict=True)
+                    if stamp > floor
+                ]
+            else:
+                deep = [slot for slot in slots if stamps[base + slot] > floors[slot]]
             if not deep:
                 high = middle - 1
             elif len(deep) == len(slots):
@@ -288,5 +297,5 @@ class Index:
         keys[best] = key
         self._tails[best] = 0
         base = best * self._count
-        self._stamps[base : base + self._count] = array("I", bytes(4 * self._count))
+        self._stamps[base : base + self._count] = self._blank
         return best

@@ -18,8 +18,8 @@ class Loads:
     """By slot: requests `in_flight` and those of them still `queued` (without a first token); prompt tokens of
     what is in flight (`in_flight_tokens`); uncached prompt tokens before their first token (`backlog_tokens`);
     seconds per uncached token (`token_s`); the cache's size (`capacity_tokens`); the part of a believed hit
-    that comes true (`trust`, 0 to 1); how much of `in_flight_tokens` the engine really holds (`kv_ratio`, 0
-    while unknown, which is never "full").
+    that comes true (`trust`, 0 to 1); the share of the cache, 0 to 1, that what is in flight takes (`kv_used`), and
+    that a token more takes (`kv_per_token`), both 0 while unknown, which is never "full".
 
     For the whole fleet: `step_s`, what a first token takes apart from its tokens; `decode_s`, what one more
     running sequence adds to another's answer as a whole; `answer_tokens` and `stay_s`, mean length of an
@@ -28,7 +28,7 @@ class Loads:
 
     __slots__ = (
         "answer_tokens", "backlog_tokens", "capacity_tokens", "decode_s", "in_flight", "in_flight_tokens", "index",
-        "kappa", "kv_ratio", "queued", "stay_s", "step_s", "token_s", "trust",
+        "kappa", "kv_per_token", "kv_used", "queued", "stay_s", "step_s", "token_s", "trust",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +47,8 @@ class Loads:
         self.token_s = array("d", [token_s] * count)
         self.capacity_tokens = array("d", capacity_tokens)
         self.trust = array("d", [1.0] * count)
-        self.kv_ratio = array("d", [0.0] * count)
+        self.kv_used = array("d", [0.0] * count)
+        self.kv_per_token = array("d", [0.0] * count)
         self.index = index
         self.kappa = kappa
         self.step_s = 0.0

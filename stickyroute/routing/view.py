@@ -6,7 +6,9 @@ policies read them and never write them. Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
+from typing import Any
 
 from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
@@ -20,17 +22,20 @@ class FleetView:
     `in_flight` (requests) and `available` (0 or 1) are indexed by slot. `placed` are the members with a
     weight; the others serve only when none of those can. `credits` belongs to `take_turn` alone; it lives
     here so that every set of candidates has a rotation of its own, and loses it together with its ring.
-    `relative_weights` are over the mean of those that have one. `loads` are the fleet's; `bytes_per_token` of
-    the text these backends are sent is learned by the fleet.
+    `relative_weights` are over the mean of those that have one, and `even` says that they are all 1; `read`
+    takes an array by slot and gives the values of the members, in one step of C. `loads` are the fleet's;
+    `bytes_per_token` of the text these backends are sent is learned by the fleet.
     """
 
     __slots__ = (
         "available",
         "bytes_per_token",
         "credits",
+        "even",
         "in_flight",
         "loads",
         "placed",
+        "read",
         "relative_weights",
         "ring",
         "slots",
@@ -62,6 +67,8 @@ class FleetView:
         self.total_weight = sum(weights)
         mean = self.total_weight / len(self.placed) if self.placed else 1.0
         self.relative_weights = tuple(weight / mean if weight else 1.0 for weight in weights)
+        self.even = len(set(weights)) < 2
+        self.read = _reader(self.slots)
         self.credits = [0] * len(self.slots)
 
     def totals(self) -> tuple[float, float]:
@@ -122,3 +129,9 @@ class FleetView:
         slots, in_flight = self.slots, self.in_flight
         left = [m for m in self.unplaced if self.available[slots[m]] and slots[m] not in tried]
         return min(left, key=lambda member: in_flight[slots[member]]) if left else None
+
+
+def _reader(slots: tuple[int, ...]) -> Callable[[Any], Sequence[Any]]:
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return lambda values: [values[slot] for slot in slots]

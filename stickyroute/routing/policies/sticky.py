@@ -7,9 +7,9 @@ after every restart.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
-from stickyroute.routing.cost import Terms, costs_s, held_tokens, prompt_tokens, terms
+from stickyroute.routing.cost import Terms, costs_s, missing_tokens, prompt_tokens, terms
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys, candidate_keys
 from stickyroute.routing.policies.base import Policy, Rand, last_resort
@@ -29,7 +29,7 @@ class Sticky(Policy):
     name = "sticky"
     needs = Needs.CHAIN
 
-    def __init__(self, tolerance: float = 0.1, bound: float = 4.0, floor_tokens: float = 32_768.0) -> None:
+    def __init__(self, tolerance: float = 0.03, bound: float = 4.0, floor_tokens: float = 32_768.0) -> None:
         if not 0 <= tolerance <= 1 or not bound >= 1 or floor_tokens < 0:
             raise ValueError("tolerance is from 0 to 1, bound at least 1, floor_tokens not negative")
         self._near = 1.0 + tolerance
@@ -43,61 +43,62 @@ class Sticky(Policy):
         if not members:
             return last_resort(view, tried, "failover" if keys.affinity is not None else "no_key")
         tokens = prompt_tokens(keys, view)
-        held = held_tokens(keys, view, tokens)
-        costs = dict(zip(members, costs_s(view, members, tokens, held), strict=True))
-        member = self._pick(keys, view, costs)
-        if self._past_bound(view, member, members):
-            below = {m: cost for m, cost in costs.items() if not self._past_bound(view, m, members)}
-            if below:
-                member = self._pick(keys, view, below)
+        found = missing_tokens(keys, view, tokens)
+        costs = costs_s(view, tokens, None if found is None else found[0])
+        member = self._pick(keys, view, members, costs)
+        if view.loads.backlog_tokens[view.slots[member]] > self._floor_tokens:
+            below = self._below_bound(view, members)
+            if below and member not in below:
+                member = self._pick(keys, view, below, costs)
         slot = view.slots[member]
         if keys.affinity is None:
             return Decision(slot, "no_key")
         home = view.ring.home(keys.affinity)
         if member == home:
             return Decision(slot, "home")
-        if home not in costs:
+        if home not in members:
             return Decision(slot, "failover")
-        warm = held is not None and held[slot] > held[view.slots[home]]
+        warm = found is not None and found[1][member] > found[1][home]
         return Decision(slot, "warm" if warm else "spill")
 
     def explain(self, keys: RequestKeys, view: FleetView) -> dict[int, Terms]:
         """Every term for every backend that has a weight, by slot: what the choice is made of."""
         tokens = prompt_tokens(keys, view)
-        held = held_tokens(keys, view, tokens)
-        return {view.slots[member]: terms(view, member, tokens, held) for member in view.placed}
+        found = missing_tokens(keys, view, tokens)
+        return {
+            view.slots[member]: terms(view, member, tokens, tokens if found is None else found[0][member])
+            for member in view.placed
+        }
 
-    def _pick(self, keys: RequestKeys, view: FleetView, costs: dict[int, float]) -> int:
+    def _pick(
+        self, keys: RequestKeys, view: FleetView, members: Sequence[int], costs: Sequence[float]
+    ) -> int:
         """The first candidate on the ring that costs nearly the least, else the one that does."""
-        least = min(costs.values())
+        least = min(costs) if len(members) == len(costs) else min([costs[member] for member in members])
         near = least * self._near
         key = keys.affinity
         if key is None:
-            return view.take_turn(view.least_loaded([m for m, cost in costs.items() if cost <= near]))
+            return view.take_turn(view.least_loaded([m for m in members if costs[m] <= near]))
         for place in _places(keys):
             member = view.ring.home(place)
-            if costs.get(member, near + 1.0) <= near:
+            if costs[member] <= near and member in members:
                 return member
-        cheapest = [member for member, cost in costs.items() if cost <= least]
+        cheapest = [member for member in members if costs[member] <= least]
         if len(cheapest) == 1:
             return cheapest[0]
         return next(member for member in view.ring.walk(key) if member in cheapest)
 
-    def _past_bound(self, view: FleetView, member: int, members: Sequence[int]) -> bool:
-        backlog, slots = view.loads.backlog_tokens, view.slots
-        mine = backlog[slots[member]]
-        if mine <= self._floor_tokens:
-            return False
+    def _below_bound(self, view: FleetView, members: Sequence[int]) -> list[int]:
         weights = view.weights
-        share = weights[member] / sum(weights[other] for other in members)
-        return mine > self._bound * share * sum(backlog[slots[other]] for other in members)
+        backlog = view.read(view.loads.backlog_tokens)
+        share = self._bound * sum([backlog[m] for m in members]) / sum([weights[m] for m in members])
+        floor = self._floor_tokens
+        return [m for m in members if backlog[m] <= floor or backlog[m] <= share * weights[m]]
 
 
-def _places(keys: RequestKeys) -> Iterator[int]:
+def _places(keys: RequestKeys) -> Sequence[int]:
     """The key's candidates on the ring, first one first."""
     assert keys.affinity is not None
     if keys.spread > 2 or keys.second is None:
-        yield from candidate_keys(keys.affinity, keys.spread)
-    else:
-        yield keys.affinity
-        yield keys.second
+        return candidate_keys(keys.affinity, keys.spread)
+    return keys.affinity, keys.second
