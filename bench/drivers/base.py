@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 READY_WITHIN_S = 30.0
-STOP_WITHIN_S = 5.0
+STOP_WITHIN_S = 2.0
 CONSECUTIVE_REPLIES = 4
 
 
