@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from stickyroute.openai.prompt_json import MEDIA, MEDIA_BYTES, bounded_json, json_text, media_text
 from stickyroute.openai.routes import Shape
 
-__all__ = ["NO_PROMPT", "Prompt", "normalize"]
+__all__ = ["NO_PROMPT", "Prompt", "measure", "normalize"]
 
 _BILLING: Final = "x-anthropic-billing-header"
 _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
@@ -69,6 +69,19 @@ def normalize(shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int
     `body_bytes` is the size of the body as it came, if known: what can't be longer than the limit is then
     spelt without counting.
     """
+    made = _collect(shape, body, limit, body_bytes)
+    return made if isinstance(made, Prompt) else made.prompt()
+
+
+def measure(
+    shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int | None = None
+) -> tuple[int, int | None]:
+    """What `size_bytes` and `tokens` of the prompt would be, without making its text."""
+    made = _collect(shape, body, limit, body_bytes)
+    return (made.size_bytes, made.tokens) if isinstance(made, Prompt) else (made.size_bytes(), None)
+
+
+def _collect(shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int | None) -> _Writer | Prompt:
     writer = _Writer(limit, body_bytes is not None and body_bytes <= limit)
     if shape is Shape.CHAT:
         writer.tools(body)
@@ -92,7 +105,7 @@ def normalize(shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int
         if "messages" not in body:
             return _bare(writer, body.get("input"))
         writer.messages(body["messages"])
-    return writer.prompt()
+    return writer
 
 
 class _Writer:
@@ -120,7 +133,7 @@ class _Writer:
         if text.isascii():
             encoded = text.encode()
         else:
-            parts = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
+            parts = [_encoded(piece) for piece in pieces]
             encoded = b"".join(parts)
         place, end = len(encoded), len(parts)
         places = []
@@ -130,6 +143,10 @@ class _Writer:
             if 0 < place <= limit:
                 places.append(place)
         return Prompt(encoded if len(encoded) <= limit else encoded[:limit], tuple(places), len(encoded))
+
+    def size_bytes(self) -> int:
+        """The size of what was collected, cut or not."""
+        return sum([len(piece) if piece.isascii() else len(_encoded(piece)) for piece in self._pieces])
 
     def add(self, piece: str) -> None:
         if self._small:
@@ -279,6 +296,10 @@ def _is_answer(item: dict[str, Any]) -> bool:
     """Whether an item of a Responses input was written by the model."""
     kind = item.get("type")
     return type(kind) is str and not kind.endswith("_output") and kind != "item_reference"
+
+
+def _encoded(piece: str) -> bytes:
+    return piece.encode("utf-8", "surrogatepass")
 
 
 def _id(value: object) -> str:

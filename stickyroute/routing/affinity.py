@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xxhash import xxh3_64_intdigest
 
 from stickyroute import defaults
-from stickyroute.openai.prompt import NO_PROMPT, Prompt, normalize
+from stickyroute.openai.prompt import NO_PROMPT, Prompt, measure, normalize
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Shape
 from stickyroute.routing.anchor import Anchors
@@ -132,9 +132,10 @@ class AffinityRule:
     def _prompt(self, shape: Shape, asked: Asked) -> tuple[Prompt, Sequence[int]]:
         if asked.body is None:
             return NO_PROMPT, ()
-        prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
         if self.needs != Needs.CHAIN:
-            return prompt, ()
+            size_bytes, tokens = measure(shape, asked.body, self._limit, asked.body_bytes)
+            return Prompt(b"", (), size_bytes, tokens), ()
+        prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
         return prompt, self.prefixes.chain(prompt.text, _root(asked))
 
     def _complete(

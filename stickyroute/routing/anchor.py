@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import filterfalse, islice
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -124,26 +125,27 @@ class Anchors:
         for level in levels:
             counts[level & mask] += weight
         low, high = self._bounds(pool)
+        first = next(filterfalse(common.__contains__, levels), None)
+        depth = len(levels) if first is None else levels.index(first)
+        # A block has at most what the one before it has, so the deepest cools first.
+        if depth and counts[levels[depth - 1] & mask] < low:
+            while depth and counts[levels[depth - 1] & mask] < low:
+                depth -= 1
+                common.discard(levels[depth])
+            return levels[depth], True
         parent = root
-        begin = depth = 0
-        for level in levels:
-            count = counts[level & mask]
-            if level in common:
-                if count < low:
-                    common.discard(level)
-                    return level, True
-            else:
-                if depth:
-                    parent, begin = levels[depth - 1], ends[depth - 1]
-                end = ends[depth]
-                if has_volatile(text[begin : end + LONGEST], end - begin):
-                    return self._find_masked(text, begin, depth, parent, low, high)
-                if count <= high:
-                    return level, True
-                self._make_common(level, low)
-            depth += 1
+        begin = 0
         if depth:
-            parent, begin = levels[-1], ends[depth - 1]
+            parent, begin = levels[depth - 1], ends[depth - 1]
+        for level in islice(levels, depth, None):
+            end = ends[depth]
+            if has_volatile(text[begin : end + LONGEST], end - begin):
+                return self._find_masked(text, begin, depth, parent, low, high)
+            if counts[level & mask] <= high:
+                return level, True
+            self._make_common(level, low)
+            parent, begin = level, end
+            depth += 1
         rest = text[begin:]
         if has_volatile(rest[: self._masked_bytes], len(rest)):
             return self._find_masked(text, begin, depth, parent, low, high)

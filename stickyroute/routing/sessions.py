@@ -64,9 +64,10 @@ class Sessions:
         """Note the key of a turn; one known already keeps the key it has."""
         if self._place(turn) >= 0:
             return
-        first = turn & self._mask
+        at = turn & self._mask
         touched = self._touched
-        at = min(range(first, first + _WAYS), key=touched.__getitem__)
+        ages = touched[at : at + _WAYS]
+        at += ages.index(min(ages))
         self._hashes[at] = turn
         self._keys[at] = key
         self._uses[at] = 0

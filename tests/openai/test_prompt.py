@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stickyroute.openai.prompt import Prompt, normalize
+from stickyroute.openai.prompt import Prompt, measure, normalize
 from stickyroute.openai.prompt_json import MEDIA_BYTES, bounded_json, json_text
 from stickyroute.openai.request import parse
 from stickyroute.openai.routes import Shape
@@ -488,7 +488,9 @@ def test_a_lower_limit_gives_the_beginning_of_the_same(body: Any, shape: Shape, 
         assert made.text == whole[:cut]
         assert all(0 < turn <= cut for turn in made.turns)
     assert body == before
-    assert isinstance(normalize(shape, body, 10_000), Prompt)
+    made = normalize(shape, body, 10_000)
+    assert isinstance(made, Prompt)
+    assert measure(shape, body, 10_000) == (made.size_bytes, made.tokens)
 
 
 @given(value=JSON | MESSAGES, room=st.integers(1, 60))

@@ -263,7 +263,7 @@ def test_what_is_not_needed_is_not_computed(
 ) -> None:
     """A policy that ignores prompts must not pay for them."""
     calls = Counter[str]()
-    real_chain, real_normalize = Prefixes.chain, affinity.normalize
+    real_chain, real_normalize, real_measure = Prefixes.chain, affinity.normalize, affinity.measure
 
     def chain(*arguments: Any) -> Any:
         calls["chain"] += 1
@@ -273,12 +273,19 @@ def test_what_is_not_needed_is_not_computed(
         calls["prompt"] += 1
         return real_normalize(*arguments)
 
+    def measure(*arguments: Any) -> Any:
+        calls["size"] += 1
+        return real_measure(*arguments)
+
+    monkeypatch.setattr(affinity, "measure", measure)
     monkeypatch.setattr(Prefixes, "chain", chain)
     monkeypatch.setattr(affinity, "normalize", normalize)
     keys = made(needs, messages=PROMPT, **user)
     keyless = not user and bool(needs & Needs.KEY)
-    assert calls["prompt"] == (1 if keyless or needs & Needs.SIZE else 0)
-    assert calls["chain"] == (1 if keyless or needs == Needs.CHAIN else 0)
+    chained = keyless or needs == Needs.CHAIN
+    assert calls["prompt"] == chained
+    assert calls["size"] == (bool(needs & Needs.SIZE) and not chained)
+    assert calls["chain"] == chained
     assert (keys.affinity is not None) == (bool(user) or keyless)
     assert bool(keys.prompt_bytes) == bool(needs & Needs.SIZE)
     assert needs != Needs.CHAIN or keys.chain
