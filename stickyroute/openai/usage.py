@@ -45,7 +45,8 @@ class Usage(NamedTuple):
 
 # The end of a reply.
 
-_NAMES = (b'"usage"', b'"meta_info"')
+_USAGE = b'"usage"'
+_META_INFO = b'"meta_info"'  # of SGLang's own /generate
 _OBJECT = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*(?=\{)")
 
 
@@ -55,16 +56,18 @@ def read_tail(shape: Shape, tail: bytes, streamed: bool) -> Usage | None:
     `tail` may begin anywhere, `streamed` says that it is events rather than one JSON value. The last usage
     wins: engines that report all along repeat it. Cached tokens stay None where the engine does not say.
     """
-    name = next((name for name in _NAMES if name in tail), None)
-    if name is None:
-        return None
     if len(tail) > TAIL_BYTES:
         tail = tail[-TAIL_BYTES:]
-    elif not streamed and tail.startswith(b"{"):  # the whole of it: no doubt about which is the top one
-        return _whole(shape, tail)
-    at = len(tail)
+    name = _USAGE
+    at = tail.rfind(name)
+    if at < 0:
+        name = _META_INFO
+        at = tail.rfind(name)
+    if not streamed and at > 0 and tail.startswith(b"{") and tail.find(name, 0, at) >= 0:
+        whole = _whole(shape, tail)  # two of them in one value: only the top one counts
+        if whole is not None:
+            return whole
     for _ in range(_LOOKS):
-        at = tail.rfind(name, 0, at)
         if at < 0:
             break
         colon = _OBJECT.match(tail, at + len(name))
@@ -72,6 +75,7 @@ def read_tail(shape: Shape, tail: bytes, streamed: bool) -> Usage | None:
         usage = _usage(shape, fields) if fields is not None else None
         if usage is not None:
             return usage
+        at = tail.rfind(name, 0, at)
     return None
 
 
@@ -101,15 +105,15 @@ def _object_at(text: bytes, begin: int) -> dict[str, Any] | None:
 
 
 def _usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
-    if "input_tokens" in fields:
-        return _input_usage(shape, fields)
     prompt = _count(fields.get("prompt_tokens"))
     if prompt is None:
-        return None
-    cached = _count(fields.get("cached_tokens"))  # SGLang's own /generate
-    if cached is None:
-        cached = _detail(fields.get("prompt_tokens_details"))
-    return Usage(prompt, _within(cached, prompt), _count(fields.get("completion_tokens")))
+        return _input_usage(shape, fields)
+    details = fields.get("prompt_tokens_details")
+    if details is None:
+        cached = fields.get("cached_tokens")  # SGLang's own /generate
+    else:
+        cached = details.get("cached_tokens") if type(details) is dict else None
+    return Usage(prompt, _within(_count(cached), prompt), _count(fields.get("completion_tokens")))
 
 
 def _input_usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
@@ -119,7 +123,8 @@ def _input_usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
         return None
     cached = _count(fields.get("cache_read_input_tokens"))
     if cached is None:
-        cached = _detail(fields.get("input_tokens_details"))
+        details = fields.get("input_tokens_details")
+        cached = _count(details.get("cached_tokens")) if type(details) is dict else None
     elif shape is Shape.MESSAGES:
         # Anthropic counts cached and newly cached tokens beside the input, as vLLM does where it writes both
         # (`_build_anthropic_usage` in its entrypoints/anthropic/serving.py). SGLang writes only what it read,
@@ -128,10 +133,6 @@ def _input_usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
         if created is not None or cached > prompt:
             prompt += cached + (created or 0)
     return Usage(prompt, _within(cached, prompt), _count(fields.get("output_tokens")))
-
-
-def _detail(details: object) -> int | None:
-    return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
 
 def _count(value: object) -> int | None:
