@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress
+from operator import gt, not_
 
 __all__ = ["Index"]
 
@@ -29,17 +31,21 @@ _UNIT_TOKENS = 16  # of a clock's tick: an engine's block; 32 bits of them last 
 _OWNER = 0xFF_FFFF
 _TAIL_TOKENS = 0xFFF_FFFF
 _BACKENDS = 0xFFF
+_FORK_LIMIT = 0xFFFF
+_YOUNG = 1 / 32  # of the capacity
 _CLOCK_END = 0xFFFF_0000
 
 
 class Index:
     """A table of at least `entries` rows for `capacity_tokens` (KV cache of each backend, by slot).
 
-    `entries` is rounded up to a power of two; a row takes 20 bytes and 4 for each backend.
+    `entries` is rounded up to a power of two; a row takes 22 bytes and 4 for each backend.
     """
 
-    __slots__ = ("_blank", "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_keys", "_reach", "_rows_used",
-                 "_stamps", "_tails", "_tick", "_touched")  # fmt: skip
+    __slots__ = (
+        "_blank", "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_forks", "_keys", "_reach",
+        "_rows_used", "_stamps", "_tails", "_tick", "_touched",
+    )  # fmt: skip
 
     def __init__(self, entries: int, capacity_tokens: Sequence[float]) -> None:
         if entries < 1 or any(tokens <= 0 for tokens in capacity_tokens):
@@ -63,6 +69,7 @@ class Index:
         self._floors = [1] * count
         self._tick = 0
         self._blank = array("I", bytes(4 * count))
+        self._forks = array("H", bytes(2 * rows))  # of a first block: after how many the last chain split
         self._rows_used = 0
 
     @property
@@ -78,7 +85,9 @@ class Index:
     @property
     def memory_bytes(self) -> int:
         """What the table takes, whatever is in it."""
-        return sum(a.itemsize * len(a) for a in (self._keys, self._touched, self._stamps, self._tails))
+        return sum(
+            a.itemsize * len(a) for a in (self._keys, self._touched, self._stamps, self._tails, self._forks)
+        )
 
     def held(self, chain: Sequence[int]) -> list[int]:
         """For each slot how many of the first blocks of `chain` it holds."""
@@ -88,9 +97,12 @@ class Index:
             return found
         keys, stamps, floors, mask = self._keys, self._stamps, self._floors, self._bucket_mask
         work: list[tuple[int, int, Sequence[int]]] = []
-        slots: Sequence[int] = range(count)
+        everyone: Sequence[int] = range(count)
+        slots = everyone
         low, high = 0, len(chain)  # all of `slots` hold `low` blocks and at most `high`
-        middle = 1  # who does not hold the first block holds nothing, which is the common end of a new prompt
+        # Who does not hold the first block holds nothing, which is the common end of a new prompt; and where the
+        # last chain with this first block split, at the end of a system prompt say, this one will most likely.
+        middle, fork, root = 1, 0, -1
         while True:
             if low == high:
                 if low:
@@ -110,30 +122,36 @@ class Index:
                     if keys[row] != key:
                         row += 1
                         if keys[row] != key:
-                            high = middle - 1
-                            middle = (low + high + 1) >> 1
-                            continue
-            base = row * count
-            if len(slots) == count:
-                row_stamps = stamps[base : base + count]
-                deep = [
-                    slot
-                    for slot, stamp, floor in zip(slots, row_stamps, floors, strict=True)
-                    if stamp > floor
-                ]
-            else:
-                deep = [slot for slot in slots if stamps[base + slot] > floors[slot]]
-            if not deep:
+                            row = -1
+            if row < 0:
                 high = middle - 1
-            elif len(deep) == len(slots):
-                low = middle
             else:
-                work.append(
-                    (low, middle - 1, [slot for slot in slots if stamps[base + slot] <= floors[slot]])
-                )
-                low = middle
-                slots = deep
-            middle = (low + high + 1) >> 1
+                if root < 0:
+                    root = row
+                    fork = self._forks[row]
+                base = row * count
+                if slots is everyone:
+                    holds = list(map(gt, stamps[base : base + count], floors))
+                else:
+                    holds = [stamps[base + slot] > floors[slot] for slot in slots]
+                if True not in holds:
+                    high = middle - 1
+                elif False not in holds:
+                    low = middle
+                else:
+                    if middle > 1 and slots is everyone:
+                        self._forks[root] = min(middle - 1, _FORK_LIMIT)
+                    work.append((low, middle - 1, list(compress(slots, map(not_, holds)))))
+                    low = middle
+                    slots = list(compress(slots, holds))
+            if fork and low < fork <= high:
+                middle = fork
+            elif fork and low == fork:
+                middle = fork + 1
+                fork = 0
+            else:
+                fork = 0
+                middle = (low + high + 1) >> 1
 
     def insert(
         self, slot: int, chain: Sequence[int], ends: Sequence[int], tokens_per_byte: float, owner: int = 0
@@ -148,7 +166,7 @@ class Index:
         keys, stamps, touched, mask, count = (
             self._keys, self._stamps, self._touched, self._bucket_mask, self._count,
         )  # fmt: skip
-        matched, age = self._matched(slot, chain)
+        matched, age, oldest = self._matched(slot, chain)
         held_bytes, tail = 0, 0.0
         if matched:
             held_bytes = ends[matched - 1]
@@ -157,7 +175,8 @@ class Index:
         fresh = (ends[len(chain) - 1] - held_bytes) * scale - tail / _UNIT_TOKENS
         stamp = self._advance(slot, max(0.0, fresh) + held_bytes * scale * age)
         tick = self._tick = (self._tick + 1) & 0xFFFF_FFFF
-        for key in chain:
+        # What is young needs no new stamp: most of a conversation's blocks were touched a minute ago.
+        for key in chain[matched:] if oldest < _YOUNG else chain:
             row = (key & mask) * _WAYS
             if keys[row] != key:
                 row += 1
@@ -243,26 +262,33 @@ class Index:
 
     def _find(self, key: int) -> int:
         row = (key & self._bucket_mask) * _WAYS
-        for at in range(row, row + _WAYS):
-            if self._keys[at] == key:
+        keys = self._keys
+        if keys[row] == key:
+            return row
+        for at in (row + 1, row + 2, row + 3):
+            if keys[at] == key:
                 return at
         return -1
 
-    def _matched(self, slot: int, chain: Sequence[int]) -> tuple[int, float]:
-        """How many blocks the slot holds, and the age of the last of them as a share of the capacity."""
+    def _matched(self, slot: int, chain: Sequence[int]) -> tuple[int, float, float]:
+        """How many blocks the slot holds, the age of the last of them as a share of the capacity, and that of
+        the oldest looked at."""
         stamps, count, floor = self._stamps, self._count, self._floors[slot]
-        low, high, middle, last = 0, len(chain), 1, 0
+        low, high, middle, last, oldest = 0, len(chain), 1, 0, _CLOCK_END
         while low < high:
             row = self._find(chain[middle - 1])
             stamp = stamps[row * count + slot] if row >= 0 else 0
             if stamp > floor:
                 low, last = middle, stamp
+                if stamp < oldest:
+                    oldest = stamp
             else:
                 high = middle - 1
             middle = (low + high + 1) >> 1
         if not low:
-            return 0, 0.0
-        return low, max(0.0, min(1.0, (self._clocks[slot] - last) / self._capacity[slot]))
+            return 0, 0.0, 1.0
+        clock, capacity = self._clocks[slot], self._capacity[slot]
+        return low, max(0.0, min(1.0, (clock - last) / capacity)), (clock - oldest) / capacity
 
     def _advance(self, slot: int, ticks: float) -> int:
         """Move a clock; returns the stamp of what is touched now."""

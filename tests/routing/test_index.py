@@ -231,3 +231,14 @@ def test_it_is_close_to_what_an_lru_cache_holds() -> None:
             del lru[next(iter(lru))]
     assert believed == pytest.approx(held, rel=0.1)
     assert 0.3 < held / (6000 * 17) < 0.95, "the test is of a cache that is neither empty nor ample"
+
+
+def test_a_conversation_in_use_keeps_its_beginning_however_often_it_goes_on() -> None:
+    """Turn after turn, while others fill the cache several times over: all of it stays."""
+    index = Index(1 << 14, [64.0 * 400])
+    chain = chain_of(*range(8))
+    for turn in range(100):
+        insert(index, 0, chain)
+        insert(index, 0, chain_of("other", *[turn] * 15))
+        chain = chain_of(*range(8 + turn))
+        assert index.held(chain[:8]) == [8]
