@@ -28,7 +28,10 @@ _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
 _SPOKEN_TYPES: Final = frozenset({
     "tool_use", "server_tool_use", "thinking", "redacted_thinking", "function_call", "custom_tool_call",
 })  # fmt: skip
+# What is rendered in front of the messages, or keeps what the server itself puts there.
 _RENDERING: Final = (
+    "previous_response_id",
+    "conversation",
     "chat_template",
     "chat_template_kwargs",
     "reasoning_effort",

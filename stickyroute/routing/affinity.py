@@ -94,7 +94,8 @@ class AffinityRule:
         """
         body = asked.body
         needs = self.needs
-        self.anchors.record(pool)
+        if needs & Needs.KEY:
+            self.anchors.record(pool)
         for source in self._sources:
             value: bytes | str | None
             if source.header is not None:

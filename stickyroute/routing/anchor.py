@@ -207,7 +207,7 @@ class Anchors:
             counts, mask = self._counts, self._mask
             kept = {known for known in common if counts[known & mask] >= low}
             common.clear()
-            if len(kept) < self.cells >> 4:
+            if len(kept) < self.cells // 11:  # else it would be as full again at once
                 common |= kept
         common.add(level)
 

@@ -319,6 +319,24 @@ def test_tenants_have_keys_of_their_own_but_engines_do_not_know_them() -> None:
     assert len({tuple(one.chain) for one in keys}) == 1
 
 
+def test_keys_and_chains_are_what_they_always_were() -> None:
+    """They must not change between releases: replicas of two of them would disagree, and an update would move
+    every user."""
+    rule = AffinityRule(["header:x-user", "body:user", "prefix"], needs=Needs.CHAIN)
+    body = {
+        "tools": [{"b": 1, "a": 2}],
+        "messages": [*PROMPT, {"role": "assistant", "content": "ok"}, *PROMPT],
+    }
+    by_header = rule.keys({b"x-user": b"ann"}, Shape.CHAT, Asked("m", False, body), "t")
+    by_body = rule.keys({}, Shape.CHAT, Asked("m", False, {**body, "user": "ann"}), "")
+    by_prompt = rule.keys({}, Shape.CHAT, Asked("m", False, body), "")
+    assert by_header.affinity == 16372630988988188655
+    assert by_body.affinity == 14765431072308769904
+    assert by_prompt.affinity == by_prompt.chain[0]
+    assert by_header.chain == by_body.chain == by_prompt.chain
+    assert by_prompt.chain[-1] == 17773708078738087514
+
+
 # Requests that say nothing of their user.
 
 EIGHT = tuple(range(8))

@@ -199,15 +199,16 @@ ELSEWHERE = """
 from stickyroute.openai.request import parse
 from stickyroute.openai.routes import Shape
 from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.keys import Needs
 from stickyroute.routing.ring import Ring
 ring = Ring.build([(f"gpu-{i}", 1 + i % 3) for i in range(8)], 64)
-rule = AffinityRule(["header:x-user", "body:user", "prefix"])
+rule = AffinityRule(["header:x-user", "body:user", "prefix"], needs=Needs.CHAIN)
 print(ring.fingerprint)
 for i in range(50):
-    body = b'{"model":"m","messages":[{"role":"user","content":"%d"}],"tools":[{"b":1,"a":2}]}' % i
+    body = b'{"model":"m","messages":[{"role":"user","content":"%0300d"}],"tools":[{"b":1,"a":2}]}' % i
     headers = {b"x-user": b"%d" % i} if i % 2 else {}
     keys = rule.keys(headers, Shape.CHAT, parse(Shape.CHAT, body, True), "t")
-    print(keys.affinity, [ring.members[member] for member in ring.walk(keys.affinity)])
+    print(keys, [ring.members[member] for member in ring.walk(keys.affinity)])
 """
 
 
