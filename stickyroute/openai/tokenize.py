@@ -43,8 +43,11 @@ def token_ids(shape: Shape, body: Mapping[str, Any]) -> array[int] | None:
         return None
 
 
-def question(shape: Shape, body: Mapping[str, Any]) -> bytes | None:
-    """What to POST to `/tokenize`; None where the answer would not be what the engine caches."""
+def question(shape: Shape, body: Mapping[str, Any], spelled: bool = True) -> bytes | None:
+    """What to POST to `/tokenize`; None where the answer would not be what the engine caches.
+
+    `spelled` asks for the text of each token too, which vLLM tells and SGLang does not.
+    """
     fields: tuple[str, ...] = _CHAT_FIELDS
     if shape is Shape.CHAT:
         messages = body.get("messages")
@@ -57,7 +60,9 @@ def question(shape: Shape, body: Mapping[str, Any]) -> bytes | None:
     else:
         return None
     asked = {name: body[name] for name in fields if body.get(name) is not None}
-    return orjson.dumps({**asked, "return_token_strs": True})
+    if spelled:
+        asked["return_token_strs"] = True
+    return orjson.dumps(asked)
 
 
 def read_answer(answer: bytes) -> tuple[array[int], Sequence[str] | None] | None:

@@ -46,8 +46,8 @@ REPLAY_QUEUE_BATCHES = 20_000
 """More than a publisher keeps: one that overruns the replay's queue drops what it was asked for."""
 MESSAGE_BYTES = 16 * 1024 * 1024
 """A longer message ends the connection, which ZMQ then makes anew."""
-SLICE = 32
-"""Batches taken up before the loop may do something else: a few milliseconds at most."""
+SLICE = 8
+"""Batches taken up before the loop may do something else. One of 64 blocks takes 0.12 ms."""
 ANSWER_S = 2.0
 """How long a replay socket may take for its next batch."""
 REPLAYS = 3

@@ -31,8 +31,10 @@ log = logging.getLogger(__name__)
 
 WAITING = 32
 """Prompts that may wait for their question; further ones are asked about at their next turn."""
-PROMPT_BYTES = 1024 * 1024
-"""Longer prompts are not asked about."""
+PROMPT_BYTES = 512 * 1024
+"""Longer prompts are not asked about: the loop stands still while an answer is read, 4 ms for 200 KB."""
+SPELLED_BYTES = 64 * 1024
+"""Up to here the answer has the tokens' texts too, which make it three times as long to read."""
 ANSWER_BYTES = 16 * 1024 * 1024
 ASK_TIMEOUT_S = 5.0
 FAILURES = 3
@@ -131,7 +133,7 @@ class TokenizeWatch:
         slot = offer.slot
         if not self._ask_engines or self._session is None or monotonic() < self._rests_until_s[slot]:
             return None
-        asked = question(offer.shape, offer.body)
+        asked = question(offer.shape, offer.body, offer.keys.prompt_bytes <= SPELLED_BYTES)
         if asked is None:
             return None
         why = ""

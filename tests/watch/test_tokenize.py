@@ -162,6 +162,23 @@ async def test_prompts_of_token_ids_need_no_question() -> None:
         assert running.asked == []
 
 
+async def test_the_tokens_of_a_long_prompt_are_not_spelled() -> None:
+    bodies: list[Any] = []
+
+    async def listen(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return await answer(request)
+
+    text = "x" * (tokenize.SPELLED_BYTES + 1)
+    async with (
+        engine(listen, method="POST", path="/tokenize") as running,
+        asking(Asked(running.port)) as asked,
+    ):
+        asked.offer(text)
+        await until(lambda: asked.watch.learned)
+        assert bodies == [chat(text)]
+
+
 async def test_what_waits_is_bounded() -> None:
     asked = Asked(1)  # not started: nobody takes anything out
     for number in range(100):
