@@ -149,6 +149,11 @@ class FakeBackend:
         return [connection for connection in self.connections if not connection.lost]
 
     @property
+    def used(self) -> set[Connection]:
+        """The connections that carried requests, those of the proxy's own probes left out."""
+        return {call.connection for call in self.requests}
+
+    @property
     def executed(self) -> list[str | None]:
         """The request ids that were begun here, in order."""
         return [call.request_id for call in self.requests]
