@@ -187,3 +187,16 @@ def test_never_is_anything_held_that_was_evicted(steps: list[tuple[int, int, int
         found = fleet.resident.lookup(tokens_of(text), PLAIN)
         for slot, size_bytes in enumerate(fleet.held_bytes(text)):
             assert size_bytes == found[slot] * 4 // 64 * 64
+
+
+def test_a_followed_backend_keeps_old_blocks_for_twice_as_long() -> None:
+    """Capacity 1,000 tokens: a talk, then 1,200 of another; what is old is let go unless its end would be told."""
+    talk, other = keys_of(TEXT + b"1" * 576), keys_of(b"2" * 4800)
+    for followed, held in ((False, 0), (True, len(talk.chain))):
+        index = Index(4096, [1000.0])
+        index.follow(0, followed)
+        index.insert(0, talk.chain, talk.ends, 0.25)
+        index.insert(0, other.chain, other.ends, 0.25)
+        assert index.held(talk.chain) == [held]
+        index.follow(0, False)  # its events stopped: age counts again
+        assert index.held(talk.chain) == [0]
