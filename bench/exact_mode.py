@@ -208,13 +208,16 @@ def main() -> None:
     flags.add_argument(
         "--blind", action="store_true", help="no metrics: the size of the caches stays unknown"
     )
+    flags.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    flags.add_argument("--workloads", nargs="+", help="names, instead of all")
     flags.add_argument("--processes", type=int, default=1)
     args = flags.parse_args()
     jobs = [
         ({**workload, "seconds": args.seconds}, replicas, mode)
         for workload in WORKLOADS
         for replicas in args.replicas
-        for mode in MODES
+        for mode in args.modes
+        if not args.workloads or workload["workload"] in args.workloads
     ]
     print("| workload | routers | mode | mean TTFT s | p95 TTFT s | p95 whole s | hit rate |")
     print("|---|---|---|---|---|---|---|", flush=True)
