@@ -201,7 +201,7 @@ class Follower:
                         if expects:
                             self._restarted()  # it does not have what it sent us: another process
                             return True, False
-                        if self._last is None:
+                        if self._last is None and not self._resident.complete(self._number):
                             self._resident.restart(self._number)  # nothing published yet, nothing held
                         return True, True
                     number, payload = int.from_bytes(frames[-2], "big"), frames[-1]

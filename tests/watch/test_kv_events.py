@@ -297,6 +297,15 @@ async def test_what_was_lost_at_the_end_is_found_in_the_silence(publisher: MakeP
         assert followed.count("gaps") == followed.count("restarts") == 0
 
 
+async def test_an_engine_that_has_published_nothing_is_empty_once(publisher: MakePublisher) -> None:
+    """What was sent there meanwhile is not forgotten at each look."""
+    engine = publisher()
+    async with following(engine.source, check_s=0.01) as followed:
+        await followed.until(lambda: followed.count("replays") > 3)
+        assert followed.resident.complete(0)
+        assert followed.heard.emptied_slots == [0]
+
+
 async def test_replies_without_a_topic_frame(publisher: MakePublisher) -> None:
     engine = publisher(topic_frame=False)
     engine.store(1, 2)
