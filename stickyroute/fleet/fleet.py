@@ -59,6 +59,7 @@ class Fleet:
             None if spec.models is None else Models(spec.models) for spec in specs
         ]
         self._samples: list[Sample | None] = [None] * count
+        self._sampled_s = array("d", [0.0] * count)
         self._pools = Pools(
             self.backends, vnodes, self.loads, self.available, self._served, tuning.bytes_per_token
         )
@@ -105,6 +106,7 @@ class Fleet:
         """What a look at the backend's metrics said. A start time that moved, or a sum that fell, is a restart:
         nothing is cached there any more."""
         before, self._samples[slot] = self._samples[slot], sample
+        self._sampled_s[slot] = now_s
         books = self._books
         if before is not None and _restarted(before, sample):
             books.record_restart(slot)
@@ -114,6 +116,11 @@ class Fleet:
             books.record_capacity(slot, sample.blocks * sample.block_size_tokens)
         if sample.kv_utilization is not None:
             books.record_kv(slot, sample.kv_utilization)
+
+    def sample(self, slot: int) -> tuple[Sample, float] | None:
+        """The last sample of a backend and when it was taken; it may be old. None if there never was one."""
+        sample = self._samples[slot]
+        return None if sample is None else (sample, self._sampled_s[slot])
 
     # Reachability.
 

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from stickyroute.clock import monotonic
 from stickyroute.metrics.counters import OTHER, STATUS_CLASSES, Counters
 
 __all__ = ["FleetCollector"]
@@ -35,6 +36,7 @@ class FleetCollector(Collector):
         yield from self._request_families()
         yield from self._traffic_families()
         yield from self._backend_families()
+        yield from self._engine_families()
         yield from self._learned_families()
         yield from self._process_families()
 
@@ -117,6 +119,41 @@ class FleetCollector(Collector):
         yield in_flight
         yield available
         yield _fill(failures, self._counters.failures.items())
+
+    def _engine_families(self) -> Iterator[Metric]:
+        """What the engines say of themselves; what one does not say has no series."""
+        labels = ("backend",)
+        kv = GaugeMetricFamily(
+            "stickyroute_backend_kv_utilization",
+            "The part of its KV cache that running requests hold, 0 to 1, as the engine says.",
+            labels=labels,
+        )
+        running = GaugeMetricFamily(
+            "stickyroute_backend_engine_running", "Requests that run, as the engine says.", labels=labels
+        )
+        waiting = GaugeMetricFamily(
+            "stickyroute_backend_engine_waiting", "Requests that wait, as the engine says.", labels=labels
+        )
+        age = GaugeMetricFamily(
+            "stickyroute_backend_sample_age_seconds",
+            "How old it is, what the engine said of itself last.",
+            labels=labels,
+        )
+        now_s = monotonic()
+        for backend in self._counters.fleet.backends:
+            known = self._counters.fleet.sample(backend.slot)
+            if known is None:
+                continue
+            sample, taken_s = known
+            age.add_metric((backend.name,), now_s - taken_s)
+            for family, value in (
+                (kv, sample.kv_utilization),
+                (running, sample.running),
+                (waiting, sample.waiting),
+            ):
+                if value is not None:
+                    family.add_metric((backend.name,), value)
+        yield from (kv, running, waiting, age)
 
     def _learned_families(self) -> Iterator[Metric]:
         """What the token-counting policies go by."""

@@ -11,6 +11,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stickyroute.clock import monotonic
+from stickyroute.fleet.sample import Sample
 from stickyroute.metrics import Metrics, counters
 
 PROMTOOL = "/usr/bin/promtool"
@@ -21,6 +23,7 @@ class FakeFleet:
 
     def __init__(self, backends: Sequence[str] = ("a", "b"), models: Sequence[str] = ("llama",)) -> None:
         self.models = models
+        self.samples: dict[int, tuple[Sample, float]] = {}
         self.list(*backends)
 
     def list(self, *names: str) -> None:
@@ -33,6 +36,9 @@ class FakeFleet:
             trust=[0.75] * len(names),
             kappa=SimpleNamespace(value=0.5),
         )
+
+    def sample(self, slot: int) -> tuple[Sample, float] | None:
+        return self.samples.get(slot)
 
     def pool(self, model: str | None) -> Any:
         return SimpleNamespace(label=model) if model in self.models else None
@@ -213,6 +219,23 @@ def test_what_is_learned_of_backends_is_shown() -> None:
     }
 
 
+def test_what_engines_say_is_shown_with_its_age_and_what_they_do_not_say_is_not() -> None:
+    fleet = FakeFleet(backends=("a", "b", "c"))
+    now_s = monotonic()
+    fleet.samples = {
+        0: (Sample(kv_utilization=0.5, running=3, waiting=0), now_s - 60),
+        1: (Sample(running=1), now_s),
+    }
+    metrics = metrics_of(fleet)
+    a, b = labelled(backend="a"), labelled(backend="b")
+    assert scrape(metrics, "stickyroute_backend_kv_utilization") == {a: 0.5}
+    assert scrape(metrics, "stickyroute_backend_engine_running") == {a: 3, b: 1}
+    assert scrape(metrics, "stickyroute_backend_engine_waiting") == {a: 0}
+    ages = scrape(metrics, "stickyroute_backend_sample_age_seconds")
+    assert ages.keys() == {a, b}
+    assert ages[a] >= ages[b] + 60
+
+
 def test_build_and_process_are_shown() -> None:
     metrics = metrics_of(FakeFleet())
     ((labels, value),) = scrape(metrics, "stickyroute_build_info").items()
@@ -308,6 +331,7 @@ def busy() -> Metrics:
         metrics.upstream_failures(backend.name, "upstream_died")
     metrics.retries("stale")
     metrics.decisions("warm")
+    fleet.samples[0] = Sample(kv_utilization=0.5, running=3, waiting=0), monotonic()
     metrics.decision_time(1e-5)
     return metrics
 

@@ -328,3 +328,6 @@ async def test_the_engines_metrics_reach_the_fleet() -> None:
         cache = engines[0].engine.cache
         capacity = engines[0].config.profile.blocks * cache.block_size
         await until(lambda: proxy.app.fleet.loads.capacity_tokens[0] == capacity)
+        samples = await proxy.metrics()
+        assert samples.sum("stickyroute_backend_kv_utilization", backend="b0") == 0.0
+        assert 0.0 < samples.sum("stickyroute_backend_sample_age_seconds", backend="b0") < 60.0
