@@ -1,0 +1,333 @@
+"""What leases do to the fleet's loads: backlogs come and go, rates are learned, caches are believed in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stickyroute.fleet import Fleet, Lease, Pool, Tuning
+from stickyroute.fleet.sample import Sample
+from stickyroute.openai.usage import Usage
+from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.prefix import Prefixes
+from tests.fleet.specs import VNODES, spec
+
+PREFIXES = Prefixes(256, 1 << 20)
+TUNING = Tuning(index_entries=4096, prefill_tokens_s=10_000.0, kv_tokens=100_000.0, bytes_per_token=4.0)
+
+
+def fleet(count: int = 2) -> Fleet:
+    return Fleet([spec(f"b{number}") for number in range(count)], VNODES, TUNING)
+
+
+def prompt(name: str, tokens: int, key: int | None = 5, exact: int | None = None) -> RequestKeys:
+    """Four bytes a token; prompts of one name begin alike."""
+    size = 4 * tokens
+    text = (name * (size // len(name) + 1)).encode()[:size]
+    chain = PREFIXES.chain(text, 0)
+    return RequestKeys(key, "test", chain, PREFIXES.ends[: len(chain)], size, exact)
+
+
+def everybody(of: Fleet) -> Pool:
+    pool = of.pool(None)
+    assert pool is not None
+    return pool
+
+
+def lease(of: Fleet, slot: int, keys: RequestKeys, now_s: float, streams: bool = True) -> Lease:
+    of.settle(now_s)
+    held = of.lease(slot, keys, now_s, everybody(of), streams)
+    assert held is not None
+    return held
+
+
+def backlog(of: Fleet) -> list[float]:
+    return [round(tokens, 3) for tokens in of.loads.backlog_tokens]
+
+
+# Backlog.
+
+
+def test_a_prompt_is_backlog_until_its_first_token() -> None:
+    two = fleet()
+    first = lease(two, 0, prompt("a", 1000), 0.0)
+    lease(two, 0, prompt("b", 500), 0.0)
+    assert backlog(two) == [1500, 0]
+    assert list(two.loads.queued) == [2, 0]
+    first.first_token(0.1)
+    first.first_token(0.2)
+    assert backlog(two) == [500, 0]
+    assert list(two.loads.queued) == [1, 0]
+    assert list(two.loads.in_flight_tokens) == [1500, 0]
+
+
+def test_what_is_cached_is_no_backlog() -> None:
+    """1024 tokens are 16 blocks of 64; of a prompt that goes on from there only the rest is computed."""
+    two = fleet()
+    turn = lease(two, 0, prompt("talk ", 1024), 0.0)
+    turn.first_token(0.1)
+    turn.release(0.2)
+    again = lease(two, 0, prompt("talk ", 1500), 1.0)
+    assert again.held_tokens == 1024
+    assert backlog(two) == [476, 0]
+    elsewhere = lease(two, 1, prompt("talk ", 1500), 1.0)
+    assert elsewhere.held_tokens == 0
+    assert backlog(two) == [476, 1500]
+
+
+def test_an_answer_is_cached_for_who_goes_on_from_it() -> None:
+    two = fleet()
+    turn = lease(two, 0, prompt("talk ", 1040, key=7), 0.0)
+    turn.first_token(0.1)
+    turn.usage(Usage(1040, 0, 300), 0.5)
+    turn.release(0.5)
+    same = lease(two, 0, prompt("talk ", 1500, key=7), 1.0)
+    assert same.held_tokens == pytest.approx(1024 + 16 + 300, abs=1)
+    other = lease(two, 0, prompt("talk ", 1030, key=8), 1.0)
+    assert other.held_tokens == 1024, "another conversation has another answer"
+
+
+@pytest.mark.parametrize("end", ["release", "break off", "first token, then release"])
+def test_every_end_gives_everything_back(end: str) -> None:
+    two = fleet()
+    leases = [lease(two, slot % 2, prompt(str(slot), 100 + 37 * slot), slot * 0.01) for slot in range(9)]
+    for held in leases:
+        if end.startswith("first"):
+            held.first_token(1.0)
+        held.release(None if end == "break off" else 2.0)
+        held.release(3.0)
+    assert backlog(two) == [0, 0]
+    assert list(two.loads.queued) == [0, 0]
+    assert list(two.loads.in_flight_tokens) == [0, 0]
+    assert list(two.in_flight) == [0, 0]
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7), st.booleans()), max_size=60))
+def test_nothing_is_left_whatever_the_order_of_events(steps: list[tuple[int, int, bool]]) -> None:
+    """Cases B03 and B22: accounts do not drift."""
+    two = fleet()
+    open_leases: list[Lease] = []
+    now_s = 0.0
+    for what, which, flag in steps:
+        now_s += 0.01
+        if what < 2 or not open_leases:
+            open_leases.append(lease(two, which % 2, prompt(f"p{which}", 50 * which + 1), now_s, flag))
+            continue
+        chosen = open_leases[which % len(open_leases)]
+        if what == 2:
+            chosen.first_token(now_s)
+        elif what == 3:
+            chosen.usage(Usage(40, 10, 30), now_s)
+        elif what == 4:
+            two.settle(now_s + 100 * flag)
+        else:
+            chosen.release(now_s if flag else None)
+            open_leases.remove(chosen)
+        loads = two.loads
+        assert all(0 <= queued <= many for queued, many in zip(loads.queued, loads.in_flight, strict=True))
+        assert min(loads.backlog_tokens) >= 0
+    for held in open_leases:
+        held.release(now_s)
+    assert backlog(two) == [0, 0]
+    assert list(two.loads.queued) == list(two.in_flight) == [0, 0]
+    assert list(two.loads.in_flight_tokens) == [0, 0]
+
+
+def test_the_prompt_at_the_head_is_worked_off_meanwhile_but_never_wholly() -> None:
+    """10,000 tokens a second."""
+    two = fleet()
+    lease(two, 0, prompt("a", 2000), 0.0)
+    lease(two, 0, prompt("b", 1000), 0.05)
+    two.settle(0.1)
+    assert backlog(two) == [2000, 0]
+    two.settle(5.0)
+    assert backlog(two) == [1200, 0], "a tenth of the head and all of the other"
+
+
+def test_replies_that_do_not_stream_leave_the_backlog_when_they_should_be_computed() -> None:
+    two = fleet()
+    for number in range(3):
+        lease(two, 0, prompt(str(number), 1000), 0.0, streams=False)
+    two.settle(0.15)
+    assert backlog(two) == [1500, 0]
+    two.settle(0.25)
+    assert list(two.loads.queued) == [1, 0]
+    two.settle(9.0)
+    assert backlog(two) == [0, 0]
+    assert list(two.in_flight) == [3, 0]
+
+
+def test_a_first_token_shows_that_everything_before_it_is_computed() -> None:
+    two = fleet()
+    lease(two, 0, prompt("a", 5000), 0.0, streams=False)
+    later = lease(two, 0, prompt("b", 100), 0.01)
+    later.first_token(0.2)
+    assert backlog(two) == [0, 0]
+
+
+# What is learned.
+
+
+def test_the_rate_of_each_backend_is_learned_from_first_tokens() -> None:
+    """One computes 10,000 tokens a second as it was told, the other 4,000."""
+    two = fleet()
+    rand = random.Random(5)
+    now_s = 0.0
+    for number in range(300):
+        now_s += 5.0
+        tokens = rand.randrange(200, 6000)
+        for slot, speed in ((0, 10_000.0), (1, 4_000.0)):
+            one = lease(two, slot, prompt(f"{number} ", tokens), now_s)
+            one.first_token(now_s + 0.02 + tokens / speed)
+            one.release(now_s + 4.0)
+    assert two.loads.token_s[0] == pytest.approx(1e-4, rel=0.05)
+    assert two.loads.token_s[1] == pytest.approx(2.5e-4, rel=0.05)
+    assert two.loads.kappa.value == pytest.approx(0.0, abs=0.1), "nobody ever waited"
+
+
+def test_kappa_rises_when_requests_queue() -> None:
+    one = fleet(1)
+    for burst in range(100):
+        now_s = 10.0 * burst
+        queue = [lease(one, 0, prompt(f"{burst} {n} ", 1000), now_s) for n in range(7)]
+        for place, held in enumerate(queue, 1):
+            held.first_token(now_s + 0.02 + 0.1 * place)
+            held.release(now_s + 5)
+    assert one.loads.kappa.value == pytest.approx(2.5, abs=0.5), "seven in a row wait for four in the mean"
+
+
+def test_what_does_not_stream_teaches_nothing_of_first_tokens() -> None:
+    one = fleet(1)
+    for number in range(50):
+        held = lease(one, 0, prompt(f"{number} ", 1000), 10.0 * number, streams=False)
+        held.first_token(10.0 * number + 9)
+        held.release(10.0 * number + 9)
+    assert one.loads.token_s[0] == pytest.approx(1e-4)
+    assert one.loads.kappa.value == 0
+
+
+def test_bytes_per_token_are_learned_from_usage() -> None:
+    """Chinese: 1,000 tokens that were taken for 750."""
+    two = fleet()
+    view = everybody(two).view
+    for number in range(200):
+        held = lease(two, 0, prompt(f"{number} ", 750), float(number))
+        held.usage(Usage(1000, None, None), number + 0.5)
+        held.release(number + 0.5)
+    assert view.bytes_per_token == pytest.approx(3.0, rel=0.05)
+    assert lease(two, 0, prompt("x", 750), 900.0).tokens == pytest.approx(1000, rel=0.05)
+
+
+def test_token_ids_are_counted_exactly() -> None:
+    assert lease(fleet(), 0, prompt("ids ", 1000, exact=777), 0.0).missing_tokens == 777
+
+
+def test_a_backend_that_does_not_have_what_it_should_is_trusted_less() -> None:
+    two = fleet()
+    for number in range(60):
+        held = lease(two, 0, prompt("talk ", 2048), float(number))
+        held.first_token(number + 0.1)
+        held.usage(Usage(2048, 512, 10), number + 0.2)
+        held.release(number + 0.2)
+    assert two.loads.trust[0] == pytest.approx(0.25, abs=0.05)
+    assert two.loads.trust[1] == 1.0
+    assert lease(two, 0, prompt("talk ", 2048), 99.0).missing_tokens == pytest.approx(2048 * 0.75, rel=0.1)
+
+
+def test_cached_tokens_that_are_not_reported_change_no_trust() -> None:
+    two = fleet()
+    for number in range(10):
+        held = lease(two, 0, prompt("talk ", 2048), float(number))
+        held.first_token(number + 0.1)
+        held.usage(Usage(2048, None, 10), number + 0.2)
+        held.release(number + 0.2)
+    assert two.loads.trust[0] == 1.0
+
+
+def test_what_a_running_sequence_costs_the_others_is_learned_from_pauses() -> None:
+    """Steps of 10 ms and 1 ms for every sequence that runs."""
+    one = fleet(1)
+    rand = random.Random(7)
+    before = one.loads.decode_s
+    for burst in range(150):
+        now_s = 100.0 * burst
+        running = [lease(one, 0, prompt(f"{burst} {n} ", 100), now_s) for n in range(rand.randrange(1, 30))]
+        for held in running:
+            held.first_token(now_s + 0.1)
+        took_s = 99 * (0.01 + 0.001 * len(running))
+        for held in running:
+            held.usage(Usage(100, 0, 100), now_s + 0.1 + took_s)
+        for held in running:
+            held.release(now_s + 0.1 + took_s)
+    assert one.loads.answer_tokens == pytest.approx(100, rel=0.05)
+    assert one.loads.decode_s > 3 * before
+
+
+# Failures and restarts.
+
+
+def test_what_was_never_answered_was_never_cached() -> None:
+    two = fleet()
+    done = lease(two, 0, prompt("talk ", 640), 0.0)
+    done.first_token(0.1)
+    done.release(0.2)
+    refused = lease(two, 0, prompt("talk ", 1280), 1.0)
+    refused.release(1.1)
+    assert lease(two, 0, prompt("talk ", 1280), 2.0).held_tokens == 640
+
+
+def test_a_backend_that_refuses_connections_has_lost_its_cache() -> None:
+    two = fleet()
+    for slot in (0, 1):
+        held = lease(two, slot, prompt("talk ", 640), 0.0)
+        held.first_token(0.1)
+        held.release(0.2)
+    two.record_refused(0, 1.0, 0.0)
+    assert lease(two, 0, prompt("talk ", 640), 2.0).held_tokens == 0
+    assert lease(two, 1, prompt("talk ", 640), 2.0).held_tokens == 640
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        (Sample(started_s=100.0), Sample(started_s=100.4), False),
+        (Sample(started_s=100.0), Sample(started_s=220.0), True),
+        (Sample(queries_tokens=5000), Sample(queries_tokens=6000), False),
+        (Sample(queries_tokens=5000), Sample(queries_tokens=10), True),
+        (Sample(queries_tokens=5000), Sample(), False),
+    ],
+)
+def test_a_restart_is_noticed_by_start_time_or_counters(before: Sample, after: Sample, lost: bool) -> None:
+    two = fleet()
+    two.record_sample(0, before, 0.0)
+    held = lease(two, 0, prompt("talk ", 640), 0.0)
+    held.first_token(0.1)
+    held.release(0.2)
+    two.record_sample(0, after, 5.0)
+    assert lease(two, 0, prompt("talk ", 640), 6.0).held_tokens == (0 if lost else 640)
+
+
+# The KV cache.
+
+
+def test_the_size_of_the_cache_comes_from_the_engine() -> None:
+    two = fleet()
+    two.record_sample(0, Sample(blocks=1000, block_size_tokens=16), 0.0)
+    two.record_sample(1, Sample(capacity_tokens=5000), 0.0)
+    assert list(two.loads.capacity_tokens) == [16_000, 5000]
+
+
+def test_how_full_it_will_be_is_predicted_between_two_looks() -> None:
+    """40 % with 20,000 tokens in flight: with twice as many it is 80 %."""
+    two = fleet()
+    for number in range(20):
+        lease(two, 0, prompt(f"{number} ", 1000), 0.0)
+    assert two.loads.kv_used[0] == 0, "unknown is not full"
+    two.record_sample(0, Sample(kv_utilization=0.4), 1.0)
+    assert two.loads.kv_used[0] == pytest.approx(0.4)
+    for number in range(20):
+        lease(two, 0, prompt(f"more {number} ", 1000), 2.0)
+    assert two.loads.kv_used[0] == pytest.approx(0.8)
