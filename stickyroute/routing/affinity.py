@@ -55,7 +55,18 @@ class AffinityRule:
     Raises ValueError for a source that is malformed or differs on every request.
     """
 
-    __slots__ = ("_limit", "_sources", "_tenant_header", "anchors", "needs", "prefixes", "sessions")
+    __slots__ = (
+        "_fields",
+        "_headers",
+        "_limit",
+        "_sources",
+        "_tenant_header",
+        "_unnamed",
+        "anchors",
+        "needs",
+        "prefixes",
+        "sessions",
+    )
 
     def __init__(
         self,
@@ -68,6 +79,10 @@ class AffinityRule:
         sessions: Sessions | None = None,
     ) -> None:
         self._sources = tuple(_Source(source) for source in sources)
+        # Most requests have none of the names, which two looks can tell.
+        self._headers = frozenset(source.header for source in self._sources if source.header)
+        self._fields = frozenset(source.path[0] for source in self._sources if source.path)
+        self._unnamed = tuple(source for source in self._sources if not source.header and not source.path)
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
         self.needs = needs
         if prefixes is None:
@@ -96,7 +111,12 @@ class AffinityRule:
         needs = self.needs
         if needs & Needs.KEY:
             self.anchors.record(pool)
-        for source in self._sources:
+        sources = self._sources
+        if headers.keys().isdisjoint(self._headers) and (
+            body is None or body.keys().isdisjoint(self._fields)
+        ):
+            sources = self._unnamed
+        for source in sources:
             value: bytes | str | None
             if source.header is not None:
                 value = headers.get(source.header)
@@ -105,7 +125,8 @@ class AffinityRule:
             elif body is None:
                 continue
             elif source.path is not None:
-                if source.path[0] not in body or (value := _field(body, source.path)) is None:
+                value = _field(body, source.path)
+                if value is None:
                     continue
             else:
                 if not needs & Needs.KEY:
