@@ -1,4 +1,4 @@
-"""Reads each backend's `/metrics` and tells the fleet what stood there.
+"""Reads each backend's `/metrics`, or SGLang's `/v1/loads` in its stead, and tells the fleet what stood there.
 
 Owns one task a backend, so that a hung one delays no other, and the HTTP client they share. It decides
 nothing: whether a backend can be reached is not its matter, and a page that does not come leaves the last
@@ -18,6 +18,7 @@ from stickyroute.clock import monotonic
 from stickyroute.fleet import Backend, Fleet
 from stickyroute.fleet.sample import Sample
 from stickyroute.watch.client import Asking, open_session, read_bounded
+from stickyroute.watch.engine_loads import read_loads
 from stickyroute.watch.engine_metrics import read_sample
 from stickyroute.watch.supervisor import Supervisor
 
@@ -85,9 +86,9 @@ class ScrapeWatch:
     async def _scrape(self, scrape: _Scrape, session: aiohttp.ClientSession) -> bool:
         """Ask once; whether a sample came."""
         try:
-            async with scrape.asking.get(session) as reply:
-                page = await read_bounded(reply, PAGE_BYTES)
-                status = reply.status
+            status, page = await _ask(scrape.metrics, session)
+            if status == 404:
+                return await self._scrape_loads(scrape, session)
         except TimeoutError:
             scrape.say("its /metrics did not come in time")
         except (aiohttp.ClientError, OSError) as error:
@@ -96,10 +97,18 @@ class ScrapeWatch:
             return self._answered(scrape, status, page)
         return False
 
-    def _answered(self, scrape: _Scrape, status: int, page: bytes | None) -> bool:
-        if status == 404:
+    async def _scrape_loads(self, scrape: _Scrape, session: aiohttp.ClientSession) -> bool:
+        """The same of an engine without /metrics: SGLang has it off by default, but tells its load."""
+        status, page = await _ask(scrape.loads, session)
+        sample = read_loads(page) if status == 200 and page is not None else Sample()
+        if not sample.dialect:
             scrape.say("it has no /metrics, so its load is not known; SGLang needs --enable-metrics")
             return False
+        self._record(scrape.backend.slot, sample, monotonic())
+        scrape.say("it has no /metrics; its /v1/loads is read, which tells no restarts", well=True)
+        return True
+
+    def _answered(self, scrape: _Scrape, status: int, page: bytes | None) -> bool:
         if status != 200 or page is None:
             what = "is too long" if page is None else f"answered {status}"
             scrape.say(f"its /metrics {what}, so its load is not known")
@@ -118,10 +127,16 @@ class _Scrape:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.asking = Asking(backend.spec, "/metrics")
+        self.metrics = Asking(backend.spec, "/metrics")
+        self.loads = Asking(backend.spec, "/v1/loads?include=core")
         self._said = ""
 
     def say(self, state: str, *, well: bool = False) -> None:
         if state != self._said:
             self._said = state
             log.log(logging.INFO if well else logging.WARNING, "backend %s: %s", self.backend.name, state)
+
+
+async def _ask(asking: Asking, session: aiohttp.ClientSession) -> tuple[int, bytes | None]:
+    async with asking.get(session) as reply:
+        return reply.status, await read_bounded(reply, PAGE_BYTES)

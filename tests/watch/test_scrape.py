@@ -15,6 +15,7 @@ from aiohttp import web
 from stickyroute.fleet import Fleet
 from stickyroute.fleet.sample import Sample
 from stickyroute.simulator.config import EngineConfig
+from stickyroute.simulator.faults import parse
 from stickyroute.simulator.server import serve_engines
 from stickyroute.watch import scrape as watch_scrape
 from stickyroute.watch.scrape import ScrapeWatch
@@ -81,6 +82,22 @@ async def test_a_simulated_engine_of_either_kind(dialect: str) -> None:
     assert sample.kv_utilization == 0.0
     assert sample.capacity_tokens
     assert sample.capacity_tokens == (sample.blocks or 0) * (sample.block_size_tokens or 0)
+
+
+async def test_an_sglang_without_metrics_tells_its_load_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    (simulated,) = await serve_engines([EngineConfig(model="m", dialect="sglang")])
+    simulated.inject(parse("metrics_missing"))
+    try:
+        async with scraping(fleet_of(spec("a", simulated.port)), interval_s=0.01) as seen:
+            await until(lambda: len(seen) >= 3)
+    finally:
+        await simulated.close()
+    assert seen[0][1].capacity_tokens == simulated.engine.cache.capacity_tokens
+    assert (seen[0][1].running, seen[0][1].kv_utilization) == (0, 0.0)
+    assert caplog.text.count("its /v1/loads is read") == 1
 
 
 async def test_one_hung_backend_delays_no_other() -> None:
