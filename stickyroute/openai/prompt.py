@@ -42,6 +42,7 @@ _RENDERING: Final = (
 _DATA_CHARS: Final = 1024  # what is longer in a part of unknown kind, and has no blanks, is data
 _TURNS: Final = 4  # how many of the last answers' beginnings are told
 _PIECE_BYTES: Final = 64  # of the limit for each piece of text: so many messages and parts are read
+_BRIEF: Final = 16  # times the limit, for the whole body
 _FEW_PIECES: Final = 1024  # and these, however small the limit
 # Fields of a message that templates render beside its content, in the order they come here.
 _BESIDE: Final = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
@@ -85,7 +86,7 @@ def measure(
 
 
 def _collect(shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int | None) -> _Writer | Prompt:
-    writer = _Writer(limit, body_bytes is not None and body_bytes <= limit)
+    writer = _Writer(limit, body_bytes)
     if shape is Shape.CHAT:
         writer.tools(body)
         writer.messages(body.get("messages"))
@@ -115,13 +116,16 @@ class _Writer:
     """Collects pieces of text until `room` (characters, each of one byte at least) is used up.
 
     `small`: the body is no larger than the limit, so its text can only be, by little: nothing is counted.
+    `brief`: JSON in it may be spelt at once, even if most of it were cut off: that takes less than reading the
+    body took.
     """
 
-    __slots__ = ("_media", "_pieces", "_room", "_small", "_turns", "limit", "most")
+    __slots__ = ("_brief", "_media", "_pieces", "_room", "_small", "_turns", "limit", "most")
 
-    def __init__(self, limit: int, small: bool) -> None:
+    def __init__(self, limit: int, body_bytes: int | None) -> None:
         self.limit = limit
-        self._small = small
+        self._small = body_bytes is not None and body_bytes <= limit
+        self._brief = body_bytes is not None and body_bytes <= _BRIEF * limit
         self._room = limit
         self._media = 1 + limit // MEDIA_BYTES
         self._pieces: list[str] = []
@@ -170,7 +174,7 @@ class _Writer:
 
     def json(self, value: object) -> None:
         if self._room > 0:
-            self.add(json_text(value) if self._small else bounded_json(value, self._room))
+            self.add(json_text(value) if self._brief else bounded_json(value, self._room))
 
     def tools(self, body: Mapping[str, Any]) -> None:
         """What stands before or around every message, if the body has any of it."""

@@ -413,7 +413,7 @@ class Counting(list[Any]):
     "item", [None, "", {}, [], said("system", ""), {"type": "text", "text": billed(1)}, {"type": "image"}]
 )
 def test_lists_are_left_when_the_limit_is_reached(build: Any, item: Any) -> None:
-    for body_bytes in (None, 10 * LIMIT):
+    for body_bytes in (None, 100 * LIMIT):
         items = Counting([item] * 5000)
         assert len(normalize(Shape.CHAT, build(items), LIMIT, body_bytes).text) <= LIMIT
         assert 0 < items.read <= LIMIT + 17

@@ -214,12 +214,15 @@ def test_the_default_sources_are_accepted_and_each_gives_a_key() -> None:
         st.sampled_from(["user", "metadata", "cache_salt", "messages", "prompt", "model"]), JSON
     ),
     shape=st.sampled_from(READ),
+    needs=st.sampled_from([Needs.KEY, Needs.CHAIN]),
 )
-def test_any_json_has_a_key_or_none(body: dict[str, Any], shape: Shape) -> None:
+def test_any_json_has_a_key_or_none(body: dict[str, Any], shape: Shape, needs: Needs) -> None:
     asked = parse(shape, orjson.dumps(body), strict=False)
-    rule = AffinityRule(["body:user", "body:metadata.user_id", "prefix"])
+    rule = AffinityRule(["body:user", "body:metadata.user_id", "prefix"], needs=needs)
     first = rule.keys({}, shape, asked, "")
     assert first == rule.keys({}, shape, asked, "")
+    assert len(first.chain) == len(first.ends)
+    assert all(end <= first.prompt_bytes for end in first.ends)
     assert (first.affinity is None) == (first.source == "")
     assert first.affinity is None or 0 <= first.affinity < 2**64
 
