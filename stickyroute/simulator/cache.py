@@ -267,12 +267,14 @@ class BlockCache:
 
     def _take(self, held: Held, count: int) -> None:
         blank = self._blank
-        taken = blank[max(0, len(blank) - count) :]
-        if taken:
+        taken: list[int] = []
+        if blank:
+            taken = blank[max(0, len(blank) - count) :]
             del blank[-len(taken) :]
             taken.reverse()
-        if len(taken) < count:
-            self._evict(taken, count)
+        missing = count - len(taken)
+        if missing:
+            self._evict(taken, missing)
         references = self._references
         for block in taken:
             references[block] = 1
@@ -280,15 +282,16 @@ class BlockCache:
         held.room_tokens = len(held.blocks) * self.block_size
 
     def _evict(self, taken: list[int], count: int) -> None:
-        """Fill `taken` up to `count` blocks, the least recently used first. There are enough."""
+        """Put `count` blocks more into `taken`, the least recently used first. There are enough."""
         references, mark_of, key_of = self._references, self._mark_of, self._key_of
         where, twins, runs, on_removed = self._where, self._twins, self._runs, self.on_removed
-        self._idle -= count - len(taken)
-        while len(taken) < count:
+        self._idle -= count
+        popped = 0
+        while count:
             mark, run = runs[0]
-            while run and len(taken) < count:
+            while run and count:
                 block = run.pop()
-                self._queued -= 1
+                popped += 1
                 if references[block] or mark_of[block] != mark:
                     continue  # used again since
                 mark_of[block] = 0
@@ -301,8 +304,10 @@ class BlockCache:
                 if on_removed is not None:
                     on_removed(key)
                 taken.append(block)
+                count -= 1
             if not run:
                 runs.popleft()
+        self._queued -= popped
 
     def _tidy(self) -> None:
         """Drop what would be passed over from the runs."""

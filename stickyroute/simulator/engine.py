@@ -54,6 +54,8 @@ class Engine:
         self.slowdown = 1.0
         self._scheduler = Scheduler(profile, self.cache, trace, prefill_first)
         self._trace = trace
+        self._time = profile.time
+        self._ahead = profile.async_scheduling
         self._current: Step | None = None
         self._current_s = 0.0  # how long it takes
         self._planned: Step | None = None
@@ -85,7 +87,11 @@ class Engine:
         """When the first step begins that a request submitted at `now_s` could be part of."""
         if self._current is None:
             return now_s
-        return self.next_step_s + (self._step_s(self._planned) if self._planned is not None else 0.0)
+        step = self._planned
+        if step is None:
+            return self.next_step_s
+        step_s = self._time.step_s(step.prefill_tokens, step.pairs, step.decodes, step.context)
+        return self.next_step_s + self.slowdown * step_s
 
     def steps_left(self) -> Iterator[int]:
         """For each decoding sequence, how many steps until it ends."""
@@ -153,11 +159,9 @@ class Engine:
         if step is None:
             self.next_step_s = math.inf
             return
-        self._current_s = self._step_s(step)
+        self._current_s = self.slowdown * self._time.step_s(
+            step.prefill_tokens, step.pairs, step.decodes, step.context
+        )
         self.next_step_s = now_s + self._current_s
-        if self.profile.async_scheduling:
+        if self._ahead:
             self._planned = scheduler.plan(now_s)
-
-    def _step_s(self, step: Step) -> float:
-        time = self.profile.time
-        return self.slowdown * time.step_s(step.prefill_tokens, step.pairs, step.decodes, step.context)
