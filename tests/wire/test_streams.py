@@ -146,6 +146,8 @@ async def test_a_backend_that_does_not_read_holds_up_nobody_else() -> None:
             await proxy.until_metrics(lambda s: s.sum("stickyroute_backend_in_flight", backend="b") == 3)
             for _ in range(5):
                 assert (await proxy.ask()).backend == "a"
+            assert b.requests == []
+            assert await proxy.in_flight() == 3
             for client in big:
                 client.close()
             await proxy.settled()

@@ -34,10 +34,13 @@ class Connection(asyncio.Protocol):
                 socket.SOL_SOCKET, socket.SO_RCVBUF, self.fake.rcvbuf
             )
         if self.fake.refuse_reading:
-            self.transport.pause_reading()
+            # uvloop begins to read when this callback has returned, whatever it did.
+            asyncio.get_running_loop().call_soon(transport.pause_reading)
         self.fake.changed()
 
     def data_received(self, data: bytes) -> None:
+        if self.fake.refuse_reading:
+            return
         if self.call is not None and self.call.method == "UPGRADED":
             self.fake.tunnelled += data
             self.fake.changed()
