@@ -1,7 +1,7 @@
 """What each engine's prefix cache holds, as its KV events tell it: exact mode's pure part.
 
 Owns one set of resident blocks for each source of events (one data-parallel rank of one backend), and our own
-name for a block: xxh3-64 over its token ids as 32-bit little-endian numbers, seeded with its parent's name,
+name for a block: xxh3-64 over its token ids as 32-bit words, seeded with its parent's name,
 the first block's parent being its scope (adapter and cache salt). The engine's hashes are opaque ids, needed
 only to find the parent and to take a block out again. Knows no socket, encoding, text, request or clock.
 
