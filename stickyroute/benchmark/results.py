@@ -7,6 +7,7 @@ generator fell behind has no figures. Knows neither HTTP nor engines.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -193,6 +194,9 @@ def summarize(run: Run, slo_ttft_s: float = 1.0, gpu_s_per_token: float = 0.0) -
             f"loop {run.lateness.loop_p99_s * 1e3:.0f} ms (limit {LATE_LIMIT_S * 1e3:.0f} ms)"
         )
         rows = waited = []
+    elif run.rows and not waited:
+        kind, count = Counter(row.error for row in run.rows).most_common(1)[0]
+        refused = f"every request failed, {count} of {len(run.rows)} with: {kind}"
     ttft = sorted(row.ttft_s for row in waited if row.ttft_s is not None)
     itl = sorted(row.itl_s for row in rows if row.itl_s is not None)
     latency = sorted(row.latency_s for row in rows if row.latency_s is not None)

@@ -6,6 +6,7 @@ replies report. Starts nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -42,10 +43,13 @@ async def run_single(
         loaded.lateness, how="http", rate=workload.rate,
     )  # fmt: skip
     late = loaded.lateness
+    errors = Counter(row.error for row in loaded.rows if row.error)
+    failed = ", ".join(f"{count} x {kind}" for kind, count in errors.most_common(3))
     source = "the engines' counters" if engines else "usage.cached_tokens of the replies"
     return run, [
         f"hit rate by {source}",
         f"load generator late by {late.p50_s * 1e3:.1f} ms p50, {late.p99_s * 1e3:.1f} ms p99",
+        *([f"failed: {failed}"] if failed else []),
     ]
 
 

@@ -66,5 +66,8 @@ def test_an_address_where_nobody_is_and_one_that_is_none(
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert main(["run", "127.0.0.1:9", *LOAD]) == 2
     assert "http://HOST:PORT" in capsys.readouterr().err
-    assert main(["run", "http://127.0.0.1:9", "--model", "m", "--out", str(tmp_path), *LOAD]) in (0, 3)
-    assert written(tmp_path)["summaries"][0]["errors"] > 5
+    assert main(["run", "http://127.0.0.1:9", "--model", "m", "--out", str(tmp_path), *LOAD]) == 3
+    found = written(tmp_path)
+    assert "x connect: " in found["facts"][-1]
+    assert found["summaries"][0]["errors"] > 5
+    assert "every request failed" in found["summaries"][0]["refused"]
