@@ -166,14 +166,14 @@ class Index:
         keys, stamps, touched, mask, count = (
             self._keys, self._stamps, self._touched, self._bucket_mask, self._count,
         )  # fmt: skip
-        matched, age, oldest = self._matched(slot, chain)
+        matched, worn_bytes, oldest = self._matched(slot, chain, ends)
         held_bytes, tail = 0, 0.0
         if matched:
             held_bytes = ends[matched - 1]
             tail = self._tail(chain[matched - 1], slot, owner)
         scale = tokens_per_byte / _UNIT_TOKENS
         fresh = (ends[len(chain) - 1] - held_bytes) * scale - tail / _UNIT_TOKENS
-        stamp = self._advance(slot, max(0.0, fresh) + held_bytes * scale * age)
+        stamp = self._advance(slot, max(0.0, fresh) + worn_bytes * scale)
         tick = self._tick = (self._tick + 1) & 0xFFFF_FFFF
         # What is young needs no new stamp: most of a conversation's blocks were touched a minute ago.
         for key in chain[matched:] if oldest < _YOUNG else chain:
@@ -270,25 +270,31 @@ class Index:
                 return at
         return -1
 
-    def _matched(self, slot: int, chain: Sequence[int]) -> tuple[int, float, float]:
-        """How many blocks the slot holds, the age of the last of them as a share of the capacity, and that of
-        the oldest looked at."""
+    def _matched(self, slot: int, chain: Sequence[int], ends: Sequence[int]) -> tuple[int, float, float]:
+        """How many blocks the slot holds, the sum over those of bytes x age, and the age of the oldest looked at.
+
+        Ages are shares of the capacity. Blocks between two that are looked at count with the age of the deeper:
+        a head that others share is younger than what follows it.
+        """
         stamps, count, floor = self._stamps, self._count, self._floors[slot]
-        low, high, middle, last, oldest = 0, len(chain), 1, 0, _CLOCK_END
+        clock = self._clocks[slot]
+        low, high, middle, oldest = 0, len(chain), 1, 0.0
+        begin, worn = 0, 0.0
         while low < high:
             row = self._find(chain[middle - 1])
             stamp = stamps[row * count + slot] if row >= 0 else 0
             if stamp > floor:
-                low, last = middle, stamp
-                if stamp < oldest:
-                    oldest = stamp
+                low = middle
+                age = clock - stamp
+                worn += (ends[low - 1] - begin) * age
+                begin = ends[low - 1]
+                if age > oldest:
+                    oldest = age
             else:
                 high = middle - 1
             middle = (low + high + 1) >> 1
-        if not low:
-            return 0, 0.0, 1.0
-        clock, capacity = self._clocks[slot], self._capacity[slot]
-        return low, max(0.0, min(1.0, (clock - last) / capacity)), (clock - oldest) / capacity
+        capacity = self._capacity[slot]
+        return low, worn / capacity, oldest / capacity
 
     def _advance(self, slot: int, ticks: float) -> int:
         """Move a clock; returns the stamp of what is touched now."""

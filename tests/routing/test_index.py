@@ -242,3 +242,17 @@ def test_a_conversation_in_use_keeps_its_beginning_however_often_it_goes_on() ->
         insert(index, 0, chain_of("other", *[turn] * 15))
         chain = chain_of(*range(8 + turn))
         assert index.held(chain[:8]) == [8]
+
+
+def test_prompts_that_all_fit_stay_though_they_share_most_of_themselves() -> None:
+    """Five users in each of eight groups, round and round: 8 x (20 + 5 x 4) blocks of 350. What a group shares is
+    touched five times as often, and must not count as if it were old each time."""
+    index = Index(1 << 14, [64.0 * 350])
+    prompts = [chain_of(*[group] * 20, *[f"{group} {user}"] * 4) for group in range(8) for user in range(5)]
+    rand = random.Random(3)
+    rand.shuffle(prompts)
+    for _ in range(3):
+        for chain in prompts:
+            insert(index, 0, chain)
+            index.record_tokens(0, 8.0)
+    assert [index.held(chain) for chain in prompts] == [[24]] * 40
