@@ -40,7 +40,7 @@ def pool(
     size = max(slots, default=-1) + 1
     in_flight = array("q", loads if loads is not None else [0] * size)
     capacity = [300_000.0] * size
-    known = Loads(in_flight, capacity, 5e-5, Index(64, capacity), Kappa())
+    known = Loads(in_flight, capacity, 5e-5, Index(1024, capacity), Kappa())
     known.decode_s = 0.02
     available = bytearray(0 if slot in down else 1 for slot in range(size))
     return FleetView(_ring(tuple(weights)), slots, weights, known, available)
