@@ -56,9 +56,12 @@ class AffinityRule:
     """
 
     __slots__ = (
+        "_chain",
         "_fields",
         "_headers",
+        "_key",
         "_limit",
+        "_size",
         "_sources",
         "_tenant_header",
         "_unnamed",
@@ -85,6 +88,10 @@ class AffinityRule:
         self._unnamed = tuple(source for source in self._sources if not source.header and not source.path)
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
         self.needs = needs
+        # Plain truths: asking a flag for its bits costs half a microsecond each time.
+        self._key = bool(needs & Needs.KEY)
+        self._size = bool(needs & Needs.SIZE)
+        self._chain = needs == Needs.CHAIN
         if prefixes is None:
             prefixes = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
         if anchors is None:
@@ -108,8 +115,7 @@ class AffinityRule:
         the backends that could take it: they are counted, and tell one pool's traffic from another's.
         """
         body = asked.body
-        needs = self.needs
-        if needs & Needs.KEY:
+        if self._key:
             self.anchors.record(pool)
         sources = self._sources
         if headers.keys().isdisjoint(self._headers) and (
@@ -129,7 +135,7 @@ class AffinityRule:
                 if value is None:
                     continue
             else:
-                if not needs & Needs.KEY:
+                if not self._key:
                     continue
                 prompt = normalize(shape, body, self._limit, asked.body_bytes)
                 if not prompt.text:
@@ -138,15 +144,15 @@ class AffinityRule:
                 chain: Sequence[int] = self.prefixes.chain(prompt.text, root)
                 place = self._place(shape, prompt, chain, root, pool)
                 affinity = self._of_tenant(headers, tenant, place)
-                if needs == Needs.KEY:
+                if not self._size:
                     return RequestKeys(affinity, source.label)
                 return self._complete(affinity, source.label, prompt, chain, pool)
             affinity = self._hash(headers, asked, tenant, source.name, value)
-            if not needs & Needs.SIZE:
+            if not self._size:
                 return RequestKeys(affinity, source.label)
             prompt, chain = self._prompt(shape, asked)
             return self._complete(affinity, source.label, prompt, chain, pool)
-        if not needs & Needs.SIZE:
+        if not self._size:
             return NO_KEYS
         prompt, chain = self._prompt(shape, asked)
         return self._complete(None, "", prompt, chain, pool)
@@ -154,7 +160,7 @@ class AffinityRule:
     def _prompt(self, shape: Shape, asked: Asked) -> tuple[Prompt, Sequence[int]]:
         if asked.body is None:
             return NO_PROMPT, ()
-        if self.needs != Needs.CHAIN:
+        if not self._chain:
             size_bytes, tokens = measure(shape, asked.body, self._limit, asked.body_bytes)
             return Prompt(b"", (), size_bytes, tokens), ()
         prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
@@ -165,8 +171,8 @@ class AffinityRule:
     ) -> RequestKeys:
         _, _, size_bytes, tokens = prompt
         ends = self.prefixes.ends[: len(chain)]
-        if affinity is None:
-            return RequestKeys(None, label, chain, ends, size_bytes, tokens)
+        if affinity is None or not self._chain:
+            return RequestKeys(affinity, label, chain, ends, size_bytes, tokens)
         second = candidate_keys(affinity, 2)[1]
         # Counted under its second name: the first may be a block's hash, which the anchors count.
         spread = self.anchors.spread(second, pool)
