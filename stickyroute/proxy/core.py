@@ -330,7 +330,9 @@ class Proxy:
             return
         lease.usage(usage, now_s)
         if usage.cached_tokens is not None:
-            expected = lease.tokens - lease.missing_tokens
+            # A part of the prompt, so that an error in its estimated length is not taken for one in what is cached.
+            part = 1.0 - lease.missing_tokens / lease.tokens if lease.tokens else 0.0
+            expected = usage.prompt_tokens * part
             self._metrics.prompt(
                 exchange.pool.label, backend, usage.prompt_tokens, usage.cached_tokens, expected
             )
