@@ -331,3 +331,25 @@ async def test_the_engines_metrics_reach_the_fleet() -> None:
         samples = await proxy.metrics()
         assert samples.sum("stickyroute_backend_kv_utilization", backend="b0") == 0.0
         assert 0.0 < samples.sum("stickyroute_backend_sample_age_seconds", backend="b0") < 60.0
+
+
+async def test_a_restart_that_only_the_metrics_show_empties_what_was_believed() -> None:
+    def page(started_s: int) -> str:
+        return f'process_start_time_seconds {started_s}\nvllm:num_requests_running{{engine="0"}} 0\n'
+
+    async def expected(proxy: RunningProxy) -> float:
+        assert (await proxy.ask(chat(LONG))).status == 200
+        return (await proxy.metrics()).sum("stickyroute_expected_cached_tokens_total")
+
+    async with fakes() as fake:
+        fake.metrics_text = page(1000)
+        fake.on(CHAT, reply(body=json.dumps(told(2000, 1900)).encode()))
+        async with sticky([fake], scrape={"interval_s": 0.02}) as proxy:
+            await until(lambda: proxy.app.fleet.sample(0))
+            assert await expected(proxy) == 0.0
+            before = await expected(proxy)
+            assert before > 1500
+            fake.metrics_text = page(2000)
+            await until(lambda: (known := proxy.app.fleet.sample(0)) and known[0].started_s == 2000)
+            assert await expected(proxy) == before
+            assert await expected(proxy) > before
