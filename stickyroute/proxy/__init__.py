@@ -1,7 +1,8 @@
 """One request from its last byte in to its last byte out.
 
 `core` is the path of a proxied request; `front` answers what needs no backend; `exchange` is a request's
-state between its attempts. Bytes and sockets belong to `http`, choices to `routing`, shared state to `fleet`.
+state between its attempts, `ledger` closes it. Bytes and sockets belong to `http`, choices to `routing`,
+shared state to `fleet`.
 """
 
 from stickyroute.proxy.core import Proxy

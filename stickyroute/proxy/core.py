@@ -17,7 +17,7 @@ from stickyroute.fleet import Fleet, Pool
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
 from stickyroute.http.pool import CONNECT_FAILURES, NO_SOCKET
-from stickyroute.http.relay import COMPLETE, HEADER_TIMEOUT
+from stickyroute.http.relay import HEADER_TIMEOUT
 from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
 from stickyroute.metrics import Metrics
 from stickyroute.openai.models import unknown_model
@@ -26,6 +26,7 @@ from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.openai.state import held_id, holds_id
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
+from stickyroute.proxy.ledger import Ledger
 from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys
@@ -67,7 +68,7 @@ class Proxy:
         self._router = router
         self._front = front
         self._metrics = metrics
-        self._access_log = access_log
+        self._ledger = Ledger(fleet, metrics, access_log)
         self._learn = learn
         self._residence = Residence(REMEMBERED_IDS)
         self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
@@ -278,64 +279,9 @@ class Proxy:
         return lines
 
     def account(self, exchange: Exchange, end: str) -> None:
-        """The one place where an exchange ends: lease, counters, log."""
+        """The one place where an exchange ends."""
         self.in_flight -= 1
-        request = exchange.request
-        now_s = monotonic()
-        duration_s = now_s - request.started_s
-        backend = self._fleet.backends[exchange.slot].name if exchange.slot >= 0 else ""
-        if end is COMPLETE and 200 <= exchange.status < 300:
-            self._take_usage(exchange, backend, now_s)
-            exchange.release(now_s)
-        else:
-            exchange.release()
-        ttft_s = None
-        if exchange.streams and exchange.first_byte_s:
-            ttft_s = exchange.first_byte_s - request.started_s
-        template, pool = exchange.route.template, exchange.pool.label
-        sizes = request.wire_bytes, exchange.bytes_out
-        self._metrics.record(
-            pool, backend, template, exchange.status, exchange.reason, ttft_s, duration_s, *sizes
-        )
-        if end is not COMPLETE:
-            if end.startswith("client"):
-                self._metrics.client_disconnects += 1
-            elif end.startswith("upstream"):
-                self._metrics.upstream_failures(backend, end)
-        if self._access_log is not None:
-            self._access_log.write(
-                request_id=request.request_id,
-                peer=exchange.client.peer,
-                method=request.method,
-                route=template,
-                model=exchange.asked.model,
-                pool=pool,
-                key=exchange.keys.affinity,
-                key_source=exchange.keys.source,
-                backend=backend,
-                reason=exchange.reason,
-                attempts=exchange.attempts,
-                status=exchange.status,
-                ttft_s=ttft_s,
-                duration_s=duration_s,
-                bytes_in=request.wire_bytes,
-                bytes_out=exchange.bytes_out,
-                end=end,
-            )
-
-    def _take_usage(self, exchange: Exchange, backend: str, now_s: float) -> None:
-        """Tell the fleet, and count, what a whole reply says of its tokens."""
-        usage, lease = exchange.usage(), exchange.lease
-        if usage is None or lease is None:
-            return
-        lease.usage(usage, now_s)
-        if usage.cached_tokens is not None:
-            # A part of the prompt, so that an error in its estimated length is not taken for one in what is cached.
-            part = 1.0 - lease.missing_tokens / lease.tokens if lease.tokens else 0.0
-            expected = usage.prompt_tokens * part
-            self._metrics.prompt(
-                exchange.pool.label, backend, usage.prompt_tokens, usage.cached_tokens, expected
-            )
+        self._ledger.close(exchange, end)
 
     # Before a request is proxied.
 
