@@ -43,6 +43,7 @@ DIRECT = "direct"
 _START_S = 20.0
 _STOP_S = 10.0
 _ATTEMPTS = 3
+_WHY_LETTERS = 240
 
 Key = tuple[str, float, str, int]
 """Which run: workload, rate, router, repeat."""
@@ -156,7 +157,10 @@ class Comparison:
         case, name, _driver, seed = planned
         rate = make_workload(case.workload, case.parameters).rate
         run = Run(case.label, name, seed, 1.0, [], [], how="http", rate=rate)
-        return Done(replace(summarize(run), refused=" ".join(why.split())[:300]), None)
+        words = " ".join(why.split())
+        if len(words) > _WHY_LETTERS:  # of a router's output the end tells why it stopped
+            words = f"{words[:60]} ... {words[-_WHY_LETTERS:]}"
+        return Done(replace(summarize(run), refused=words), None)
 
 
 def _key(one: Done) -> Key:
