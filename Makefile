@@ -43,7 +43,8 @@ bench: $(VENV)/.with-core
 	$(BIN)/stickyroute bench $(ARGS)
 
 test-slow: $(VENV)/.with-test
-	$(BIN)/pytest -n 0 -m "slow or (hypothesis and not real)" --timeout 900 --hypothesis-profile=thorough $(PYTEST_ARGS)
+	$(BIN)/pytest -n 0 -m slow --timeout 900 $(PYTEST_ARGS)
+	$(BIN)/pytest -m "hypothesis and not slow and not real" --timeout 900 --hypothesis-profile=thorough $(PYTEST_ARGS)
 
 test-real: $(VENV)/.with-test
 	$(BIN)/pytest -m real --timeout 900 tests/real tests/simulator $(PYTEST_ARGS)
