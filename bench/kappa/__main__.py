@@ -1,7 +1,7 @@
 """Replays a scenario with every way to price a copy, and prints one line a run and a table at the end.
 
-Owns the ways that are not part of the product: a fixed kappa, and staying where the prefix is while the first
-token would come at most so much later than elsewhere. Knees and runs are the benchmark's own.
+Owns the ways that are not part of the product: one measured kappa for the fleet, and staying where the prefix is
+while the first token would come at most so much later than elsewhere. Knees and runs are the benchmark's own.
 """
 
 from __future__ import annotations
@@ -57,9 +57,25 @@ class Stay(Sticky):
         return super().choose(keys, view, tried, rand)
 
 
+class Measured(Sticky):
+    """One price for the whole fleet: the measured kappa."""
+
+    __slots__ = ()
+    name = "measured"
+
+    def choose(
+        self, keys: RequestKeys, view: FleetView, tried: Collection[int], rand: Rand
+    ) -> Decision | None:
+        kappa = view.loads.kappa
+        kappa.fixed = kappa.value
+        decision = super().choose(keys, view, tried, rand)
+        kappa.fixed = None
+        return decision
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A policy, and the kappa it is given (None: measured)."""
+    """A policy, and the kappa it is given (None: none is fixed)."""
 
     name: str
     policy: str
@@ -67,7 +83,8 @@ class Way:
 
 
 WAYS = (
-    Way("measured", "sticky"),
+    Way("by queue", "sticky"),
+    Way("measured", "measured"),
     Way("0", "sticky", 0.0),
     Way("1", "sticky", 1.0),
     Way("3", "sticky", 3.0),
@@ -89,6 +106,7 @@ def main() -> int:
     arguments.add_argument("--seeds", type=int, help="default: the scenario's")
     flags = arguments.parse_args()
     POLICIES[Stay.name] = Stay
+    POLICIES[Measured.name] = Measured
     scenario = load_scenario(flags.scenario)
     wanted = [label for label in flags.workloads.split(",") if label]
     ways = [way for way in WAYS if not flags.ways or way.name in flags.ways.split(",")]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from math import exp
 
 from stickyroute.defaults import BYTES_PER_TOKEN
 from stickyroute.fleet.learn import Line, Mean
@@ -32,6 +33,7 @@ _DECODE_STEP_S = 1e-4  # what a running sequence adds to a step, until pauses be
 _ANSWER_TOKENS = 200.0
 _RATE_UNIT_TOKENS = 2000.0
 _DECODE_UNIT = 8.0  # sequences
+_MEMORY_S = 20.0  # how far back arrivals are counted
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0004
 _TOKEN_SHARE_LIMIT = 2.0  # tokens in the cache for one of a prompt in flight
@@ -57,6 +59,7 @@ class Books:
         self._rate = [Line(_STEP_S, token_s, _RATE_UNIT_TOKENS) for _ in range(count)]
         self._decode = Line(2 * _STEP_S, _DECODE_STEP_S, _DECODE_UNIT)
         self._answer = Mean(_ANSWER_TOKENS)
+        self._counted_s = 0.0
         self._stay = Mean(0.0, 0.02)
         self._believed = [0.0] * count  # tokens that were held to be hits, and those that were
         self._proved = [0.0] * count
@@ -94,8 +97,18 @@ class Books:
         lease.learns = lease.streams and used < KV_HIGH_WATER
         lease.ahead_tokens = loads.backlog_tokens[slot]
         waiting[lease] = None
+        self._count_arrival(now_s, lease.missing_tokens * loads.token_s[slot])
         self._owed[slot] += lease.missing_tokens
         loads.backlog_tokens[slot] += lease.missing_tokens
+
+    def _count_arrival(self, now_s: float, work_s: float) -> None:
+        """Let what was counted fade, and count one request more."""
+        loads = self.loads
+        kept = exp(min(0.0, self._counted_s - now_s) / _MEMORY_S)
+        self._counted_s = max(now_s, self._counted_s)
+        each = 1 / (_MEMORY_S * len(self._waiting))
+        loads.arrivals_s = kept * loads.arrivals_s + each
+        loads.busy = kept * loads.busy + work_s * each
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Its prompt, and so every one before it, is computed."""

@@ -1,11 +1,13 @@
 """What it costs to send a request to a backend, in seconds, with every term by its name.
 
     backlog    uncached prompt tokens ahead of it there x seconds per token
-    recompute  its own tokens that the backend does not hold x seconds per token; what k of N backends hold
-               counts only ((N - k) / (N - 1)) ** 2, since a beginning that many share is soon worth its copy
-    again      kappa x recompute: what that costs everybody who queues behind it
+    recompute  its own tokens that the backend does not hold x seconds per token; what more than a quarter of
+               the backends hold counts less, since a beginning that many share is soon worth its copy
+    again      what that costs others: it delays by `recompute` each request that comes before the queue is
+               empty again, which are (backlog + recompute) x arrivals / (1 - busy); or kappa x recompute
+               where kappa is fixed
     decode     requests in flight there x what each adds to an answer
-    guard      the wait for KV room, once what is in flight would take more than 0.8 of the cache
+    guard      the wait for KV room, once what is in flight would take more than the whole cache
 
 All are divided by the backend's weight over the mean weight. Owns the formula, and how a request's size and
 what is held of it become tokens. Reads the fleet's figures and changes nothing.
@@ -17,12 +19,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.loads import Loads
 from stickyroute.routing.view import FleetView
 
 __all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "missing_tokens", "prompt_tokens", "terms"]
 
 KV_HIGH_WATER = 0.8
-"""Above this share engines evict silently, preempt, and TTFT jumps."""
+"""Above this share of its cache in use an engine's first tokens tell of its cache and no more of its speed."""
+
+_BUSY_LIMIT = 0.9  # at saturation every queue would count as endless
 
 
 class Terms(NamedTuple):
@@ -52,9 +57,9 @@ def missing_tokens(
     """What of a prompt counts as to be computed, and how many blocks are held there, for each member; None if
     nobody holds any.
 
-    What k of N members hold counts ((N - k) / (N - 1)) ** 2: fully while one has it, hardly when nearly all do.
-    One request alone would never pay for a copy, so a system prompt that is on every request would stay where
-    it was first, and all the load with it.
+    What k of N members hold counts ((N - k) / (N - N/4)) ** 2 from a quarter of them on: fully while few have
+    it, hardly when nearly all do. One request alone would never pay for a copy, so a system prompt that is on
+    every request would stay where it was first, and all the load with it.
     """
     chain = keys.chain
     if not chain:
@@ -70,14 +75,16 @@ def missing_tokens(
     scale = tokens / keys.prompt_bytes
     above = ends[most - 1] * scale
     saved = {most: above}
-    others = len(blocks) - 1
+    members = len(blocks)
+    few = max(1.0, members / 4)
     shared = 0.0
     holders = 0
     upper = most
     for level in levels[1:]:
         holders += blocks.count(upper)
         own = ends[level - 1] * scale if level else 0.0
-        shared += (above - own) * (1.0 - ((others + 1 - holders) / others) ** 2)
+        if holders > few:
+            shared += (above - own) * (1.0 - ((members - holders) / (members - few)) ** 2)
         saved[level] = own + shared
         above, upper = own, level
     trust = view.read(loads.trust)
@@ -97,22 +104,18 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
     `missing` are those that count as to be computed, all of them where it is None.
     """
     loads, read = view.loads, view.read
-    twice = 1.0 + loads.kappa.value
+    flat, behind = _prices(loads)
     decode_s = loads.decode_s
     backlog, token_s, in_flight = read(loads.backlog_tokens), read(loads.token_s), read(loads.in_flight)
     if missing is None:
-        own = twice * tokens
-        costs = [
-            (ahead + own) * each_s + count * decode_s
-            for ahead, each_s, count in zip(backlog, token_s, in_flight, strict=True)
-        ]
-    else:
-        costs = [
-            (ahead + twice * own) * each_s + count * decode_s
-            for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
-        ]
+        missing = [tokens] * len(token_s)
+    costs = [
+        # backlog + recompute x (1 + flat + behind x (backlog + recompute)), in seconds
+        each_s * (ahead + own * (flat + behind * each_s * (ahead + own))) + count * decode_s
+        for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
+    ]
     used = read(loads.kv_used)
-    if used and max(used) + tokens * max(loads.kv_per_token) > KV_HIGH_WATER:
+    if used and max(used) + tokens * max(loads.kv_per_token) > 1.0:
         costs = [
             cost_s + guard_s(share + tokens * each, loads.stay_s)
             for cost_s, share, each in zip(costs, used, read(loads.kv_per_token), strict=True)
@@ -125,19 +128,30 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
 def terms(view: FleetView, member: int, tokens: float, missing: float) -> Terms:
     """The same for one member, of which `missing` tokens count as to be computed, term by term."""
     loads, slot, relative = view.loads, view.slots[member], view.relative_weights[member]
-    recompute_s = missing * loads.token_s[slot] / relative
+    recompute_s = missing * loads.token_s[slot]
+    backlog_s = loads.backlog_tokens[slot] * loads.token_s[slot]
     used = loads.kv_used[slot] + tokens * loads.kv_per_token[slot]
+    flat, behind = _prices(loads)
     return Terms(
-        loads.backlog_tokens[slot] * loads.token_s[slot] / relative,
-        recompute_s,
-        loads.kappa.value * recompute_s,
+        backlog_s / relative,
+        recompute_s / relative,
+        recompute_s * (flat - 1.0 + behind * (backlog_s + recompute_s)) / relative,
         loads.in_flight[slot] * loads.decode_s / relative,
         guard_s(used, loads.stay_s) / relative,
     )
 
 
+def _prices(loads: Loads) -> tuple[float, float]:
+    """What a second of recompute costs: itself and a fixed kappa; and more for each second until its end."""
+    fixed = loads.kappa.fixed
+    if fixed is not None:
+        return 1.0 + fixed, 0.0
+    return 1.0, loads.arrivals_s / (1.0 - min(_BUSY_LIMIT, loads.busy))
+
+
 def guard_s(used: float, stay_s: float) -> float:
-    """The wait for room when the share `used` of a cache is taken, this request counted: 0 up to the high-water
-    mark. Room comes back as requests end, the whole of it once in `stay_s`, the mean time in flight.
+    """The wait for room when the share `used` of a cache is wanted, this request counted: 0 while all fits.
+
+    Room comes back as requests end, the whole of it once in `stay_s`, the mean time in flight.
     """
-    return (used - KV_HIGH_WATER) * stay_s if used > KV_HIGH_WATER else 0.0
+    return (used - 1.0) * stay_s if used > 1.0 else 0.0

@@ -21,14 +21,16 @@ class Loads:
     that comes true (`trust`, 0 to 1); the share of the cache, 0 to 1, that what is in flight takes (`kv_used`), and
     that a token more takes (`kv_per_token`), both 0 while unknown, which is never "full".
 
-    For the whole fleet: `step_s`, what a first token takes apart from its tokens; `decode_s`, what one more
-    running sequence adds to another's answer as a whole; `answer_tokens` and `stay_s`, mean length of an
-    answer and time in flight.
+    For the whole fleet: `arrivals_s`, requests a second for one backend, and `busy`, the part of the time, 0 to
+    1, that it spends on prompts, both over the last seconds; `step_s`, what a first token takes apart from its
+    tokens; `decode_s`, what one more running sequence counts for an answer; `answer_tokens` and `stay_s`, mean
+    length of an answer and time in flight.
     """
 
     __slots__ = (
-        "answer_tokens", "backlog_tokens", "capacity_tokens", "decode_s", "in_flight", "in_flight_tokens", "index",
-        "kappa", "kv_per_token", "kv_used", "queued", "stay_s", "step_s", "token_s", "trust",
+        "answer_tokens", "arrivals_s", "backlog_tokens", "busy", "capacity_tokens", "decode_s", "in_flight",
+        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "stay_s", "step_s", "token_s",
+        "trust",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +53,8 @@ class Loads:
         self.kv_per_token = array("d", [0.0] * count)
         self.index = index
         self.kappa = kappa
+        self.arrivals_s = 0.0
+        self.busy = 0.0
         self.step_s = 0.0
         self.decode_s = 0.0
         self.answer_tokens = 0.0

@@ -44,7 +44,7 @@ def test_what_one_holds_the_others_have_to_compute() -> None:
 
 
 def test_what_many_hold_hardly_counts_where_it_is_missing() -> None:
-    """Three of four hold it: of 64 tokens the fourth is charged (1/3) ** 2."""
+    """Three of four hold it: of 64 tokens the fourth is charged (1/3) ** 2. One of four is too few to count."""
     view = pool([1] * 4)
     for member in range(3):
         keep(view, member, prompt(1))
@@ -73,35 +73,45 @@ def test_the_answer_before_counts_for_its_own_conversation() -> None:
 
 
 def test_every_term_by_its_name() -> None:
-    """50 us a token; kappa 2; 20 ms for a request in flight; the cache will be 0.9 full, 8 s to leave it."""
+    """50 us a token; 20 ms for a request in flight; the cache would be 1.1 full, and takes 8 s to empty. Two
+    requests a second, half the time busy: 65 ms until the queue is empty are 0.26 requests to delay."""
     view = pool([1, 1], loads=[3, 0])
     loads = view.loads
     loads.backlog_tokens[0] = 1000.0
-    loads.kappa.value = 2.0
+    loads.arrivals_s, loads.busy = 2.0, 0.5
     loads.stay_s = 8.0
-    loads.kv_used[0], loads.kv_per_token[0] = 0.88, 0.02 / 400
+    loads.kv_used[0], loads.kv_per_token[0] = 1.08, 0.02 / 400
     shown = terms(view, 0, 400.0, 300.0)
-    assert shown == pytest.approx((0.05, 0.015, 0.03, 0.06, guard_s(0.9, 8.0)))
+    assert shown == pytest.approx((0.05, 0.015, 0.26 * 0.015, 0.06, 0.8))
     assert shown.cost_s == pytest.approx(sum(shown))
 
 
+def test_a_fixed_kappa_is_a_flat_price() -> None:
+    view = pool([1, 1])
+    view.loads.backlog_tokens[0] = 1000.0
+    view.loads.arrivals_s = 2.0
+    view.loads.kappa.fixed = 3.0
+    assert terms(view, 0, 400.0, 300.0).again_s == pytest.approx(0.045)
+
+
 def test_there_is_no_guard_below_the_mark_and_none_while_nothing_is_known() -> None:
-    assert guard_s(0.0, 10.0) == guard_s(0.5, 10.0) == 0.0
+    assert guard_s(0.0, 10.0) == guard_s(1.0, 10.0) == 0.0
     assert guard_s(1.5, 10.0) > guard_s(1.2, 10.0) > 0.0
 
 
 @given(
     weights=st.lists(st.integers(1, 3), min_size=2, max_size=5),
     seed=st.lists(st.floats(0, 1), min_size=40, max_size=40),
-    kappa=st.floats(0, 8),
+    kappa=st.none() | st.floats(0, 8),
     kept=st.sets(st.integers(0, 4)),
 )
 def test_the_quick_sum_is_the_sum_of_the_terms(
-    weights: list[int], seed: list[float], kappa: float, kept: set[int]
+    weights: list[int], seed: list[float], kappa: float | None, kept: set[int]
 ) -> None:
     view = pool(weights, loads=[int(9 * part) for part in seed[: len(weights)]])
     loads = view.loads
-    loads.kappa.value = kappa
+    loads.kappa.fixed = kappa
+    loads.arrivals_s, loads.busy = 10 * seed[35], seed[36]
     loads.stay_s = 5.0
     for slot in range(len(weights)):
         loads.backlog_tokens[slot] = 20_000 * seed[5 + slot]

@@ -84,9 +84,11 @@ def test_the_busier_the_fleet_the_longer_it_waits_for_its_prefix() -> None:
     talk = prompt(*range(20))
     away = (view.ring.home(9) + 1) % 4
     keep(view, away, talk)
-    view.loads.backlog_tokens[away] = 3000.0
+    for slot in range(4):
+        view.loads.backlog_tokens[slot] = 6000.0
+    view.loads.backlog_tokens[away] = 8000.0
     assert choose(view, talk).slot != away
-    view.loads.kappa.value = 3.0
+    view.loads.arrivals_s, view.loads.busy = 6.0, 0.8
     assert choose(view, talk).slot == away
 
 
@@ -157,7 +159,7 @@ def test_the_bound_comes_last() -> None:
     talk = prompt(*range(40))
     away = (view.ring.home(9) + 1) % 4
     keep(view, away, talk)
-    view.loads.kappa.value = 8.0
+    view.loads.kappa.fixed = 8.0
     view.loads.backlog_tokens[away] = 20_000.0
     assert choose(view, talk, bound=4.0, floor_tokens=0.0).slot == away
     assert choose(view, talk, bound=2.0, floor_tokens=0.0).slot != away
@@ -175,7 +177,7 @@ def test_nobody_above_the_bound_is_chosen_while_somebody_is_below(
     talk = prompt(*range(50), key=key)
     for member in kept:
         keep(view, member, talk)
-    view.loads.kappa.value = kappa
+    view.loads.kappa.fixed = kappa
     for slot, tokens in enumerate(backlog):
         view.loads.backlog_tokens[slot] = tokens
     chosen = choose(view, talk, bound=2.0, floor_tokens=1000.0).slot
