@@ -17,7 +17,15 @@ import orjson
 
 from stickyroute.openai.routes import Shape
 
-__all__ = ["TAIL_BYTES", "FirstContent", "Usage", "first_content", "read_tail", "usage_is_due"]
+__all__ = [
+    "TAIL_BYTES",
+    "FirstContent",
+    "Usage",
+    "first_content",
+    "read_tail",
+    "usage_is_asked",
+    "usage_is_told",
+]
 
 TAIL_BYTES = 4096
 """How much of a reply's end is enough: `usage` and what engines write after it is about 1 KB."""
@@ -147,21 +155,21 @@ def _within(cached: int | None, prompt: int) -> int | None:
 # The beginning of a stream.
 
 
-def usage_is_due(shape: Shape, body: Mapping[str, Any] | None, piece: bytes) -> bool:
-    """Whether a stream will end with its usage, by the request's `body` and the piece with its first token.
+def usage_is_asked(shape: Shape, body: Mapping[str, Any] | None) -> bool:
+    """Whether a stream will end with its usage by the request's `body`.
 
-    Anthropic's and the Responses API always do, the others where the client asks for it; engines that are set
-    to tell it anyway do so in every event.
+    Anthropic's and the Responses API always do, the others where the client asks for it.
     """
-    if (
-        shape is Shape.MESSAGES
-        or shape is Shape.RESPONSES
-        or b'"usage":{' in piece
-        or b'"meta_info"' in piece
-    ):
+    if shape is Shape.MESSAGES or shape is Shape.RESPONSES:
         return True
     options = body.get("stream_options") if body is not None else None
     return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def usage_is_told(piece: bytes) -> bool:
+    """Whether a stream will end with its usage by the piece with its first token: engines that are set to
+    tell it unasked do so in every event."""
+    return b'"usage":{' in piece or b'"meta_info"' in piece
 
 
 _SPACE = rb"[ \t]{0,4}:[ \t]{0,4}"

@@ -115,7 +115,7 @@ class Proxy:
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
         keys, pool = exchange.keys, exchange.pool
-        streams = self._watches and exchange.asked.stream  # whether the lease will hear of the first token
+        streams = self._watches and exchange.asks_stream  # whether the lease will hear of the first token
         if self._watches:
             self._fleet.settle(monotonic())
         while True:

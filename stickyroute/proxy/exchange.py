@@ -16,7 +16,7 @@ from stickyroute.http.relay import Relay
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Route
 from stickyroute.openai.state import GivenId, gives_id
-from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_due
+from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_asked, usage_is_told
 from stickyroute.routing.keys import RequestKeys
 
 
@@ -63,12 +63,14 @@ class Exchange(Relay):
         "_core",
         "_given",
         "_look",
-        "asked",
+        "_tells_usage",
+        "asks_stream",
         "attempts",
         "held",
         "keys",
         "lease",
         "may_have_run",
+        "model",
         "pool",
         "reason",
         "route",
@@ -89,7 +91,10 @@ class Exchange(Relay):
         super().__init__(client, request)
         self._core = core
         self.route = route
-        self.asked = asked
+        # Not `asked` itself: it holds the whole prompt, and a generation can be long.
+        self.model = asked.model
+        self.asks_stream = asked.stream
+        self._tells_usage = usage_is_asked(route.shape, asked.body)
         self.pool = pool
         self.keys = keys
         self.tried: list[int] = []
@@ -138,7 +143,7 @@ class Exchange(Relay):
                 look = self._look = FirstContent(self.route.shape)
             if not look.feed(piece):
                 return False
-            if not usage_is_due(self.route.shape, self.asked.body, piece):
+            if not self._tells_usage and not usage_is_told(piece):
                 self.tail = None  # nothing is worth keeping, and each token may go the fastest way
         self._core.begun(self)
         return True

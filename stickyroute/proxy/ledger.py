@@ -53,7 +53,7 @@ class Ledger:
                 peer=exchange.client.peer,
                 method=request.method,
                 route=template,
-                model=exchange.asked.model,
+                model=exchange.model,
                 pool=pool,
                 key=exchange.keys.affinity,
                 key_source=exchange.keys.source,

@@ -14,7 +14,8 @@ from stickyroute.openai.usage import (
     Usage,
     first_content,
     read_tail,
-    usage_is_due,
+    usage_is_asked,
+    usage_is_told,
 )
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
@@ -232,21 +233,31 @@ def test_events_of_an_unknown_kind_count_from_the_first():
 
 
 @pytest.mark.parametrize(
-    ("shape", "body", "piece", "due"),
+    ("shape", "body", "asked"),
     [
-        (Shape.CHAT, {"stream_options": {"include_usage": True}}, b"", True),
-        (Shape.COMPLETIONS, {"stream_options": {"include_usage": True}}, b"", True),
-        (Shape.CHAT, {"stream_options": {"include_usage": False}}, b"", False),
-        (Shape.CHAT, {"stream_options": {"include_usage": "yes"}}, b"", False),
-        (Shape.CHAT, {"stream_options": ["include_usage"]}, b"", False),
-        (Shape.CHAT, {}, b"", False),
-        (Shape.CHAT, None, b"", False),
-        (Shape.CHAT, {}, b'data: {"choices":[],"usage":{"prompt_tokens":9}}', True),
-        (Shape.CHAT, {}, b'data: {"choices":[],"usage":null}', False),
-        (Shape.MESSAGES, {}, b"", True),
-        (Shape.RESPONSES, {}, b"", True),
-        (Shape.OPAQUE, None, b'data: {"text":"x","meta_info":{"id":"1"}}', True),
+        (Shape.CHAT, {"stream_options": {"include_usage": True}}, True),
+        (Shape.COMPLETIONS, {"stream_options": {"include_usage": True}}, True),
+        (Shape.CHAT, {"stream_options": {"include_usage": False}}, False),
+        (Shape.CHAT, {"stream_options": {"include_usage": "yes"}}, False),
+        (Shape.CHAT, {"stream_options": ["include_usage"]}, False),
+        (Shape.CHAT, {}, False),
+        (Shape.CHAT, None, False),
+        (Shape.MESSAGES, {}, True),
+        (Shape.RESPONSES, {}, True),
     ],
 )
-def test_when_a_stream_will_tell_its_usage(shape, body, piece, due):
-    assert usage_is_due(shape, body, piece) is due
+def test_where_a_stream_will_end_with_usage(shape, body, asked):
+    assert usage_is_asked(shape, body) is asked
+
+
+@pytest.mark.parametrize(
+    ("piece", "told"),
+    [
+        (b'data: {"choices":[],"usage":{"prompt_tokens":9}}', True),
+        (b'data: {"choices":[],"usage":null}', False),
+        (b'data: {"text":"x","meta_info":{"id":"1"}}', True),
+        (b"", False),
+    ],
+)
+def test_an_engine_that_tells_usage_unasked_does_from_the_first_token(piece, told):
+    assert usage_is_told(piece) is told
