@@ -17,13 +17,13 @@ settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """The whole suite has a worker more than cores, up to four; files that were named run in this process.
+    """The whole suite has two workers more than cores, up to six; files that were named run in this process.
 
     Half of the suite's time is waiting.
     """
     if config.args != config.getini("testpaths"):
         return 0
-    return min(4, len(os.sched_getaffinity(0)) + 1)
+    return min(6, len(os.sched_getaffinity(0)) + 2)
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
