@@ -182,7 +182,7 @@ class FleetCollector(Collector):
         yield from (backlog, rate, trust)
         yield GaugeMetricFamily(
             "stickyroute_kappa",
-            "The measured price of computing a prefix twice: mean TTFT by mean service time, less 1.",
+            "How much longer a request waits than its own work takes: mean TTFT by mean service time, less 1.",
             value=loads.kappa.value,
         )
         decisions = CounterMetricFamily(

@@ -199,7 +199,8 @@ class StickySettings(Group):
     )
     kappa: Annotated[Number, Field(ge=0, le=8)] | None = Field(
         default=None,
-        description="A fixed price of computing a prefix twice, 0 to 8, for experiments. Default: measured.",
+        description="A fixed price of computing a prefix twice, 0 to 8, for experiments. Default: what the "
+        "queue that the work joins makes of it.",
     )
     index_entries: Count = Field(
         default=defaults.INDEX_ENTRIES,
