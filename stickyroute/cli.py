@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--listen", metavar="HOST:PORT", help="the public port (default 0.0.0.0:8080)")
     serve.add_argument("--admin-listen", metavar="HOST:PORT", help="the admin port (default 127.0.0.1:9090)")
-    serve.add_argument("--policy", metavar="NAME", help="how a backend is chosen (default bounded_ring)")
+    serve.add_argument("--policy", metavar="NAME", help="how a backend is chosen (default sticky)")
     serve.add_argument("--access-log", metavar="FORMAT", help="off, text or json (default off)")
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info)")
     serve.add_argument(
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     demo.add_argument("--once", action="store_true", help="exit after the table")
     demo.add_argument(
-        "--seconds", type=_seconds, metavar="N", help="play each policy for so long, 1 to 600 (default 13)"
+        "--seconds", type=_seconds, metavar="N", help="play each policy for so long, 1 to 600 (default 9)"
     )
 
     for name, text in _DELEGATED.items():
