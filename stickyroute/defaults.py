@@ -30,12 +30,12 @@ PREFIX_MASKED_BYTES: Final = 8 * 1024  # a clock stands in the first or the last
 PREFIX_ANCHOR_CELLS: Final = 65_536  # half a MiB: with 64 backends a tenth of the rarest count that matters
 PREFIX_SESSIONS: Final = 65_536  # turns; a conversation is found while fewer than that came after its last
 
-POLICY: Final = "bounded_ring"
+POLICY: Final = "sticky"
 BOUNDED_RING_LOAD_FACTOR: Final = (
     1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
 )
 BOUNDED_RING_FLOOR: Final = 2  # requests: with next to no load, a second request is no reason to leave home
-STICKY_TOLERANCE: Final = 0.1  # costs are estimates; within a tenth the ring's order is worth more
+STICKY_TOLERANCE: Final = 0.03  # costs are estimates; more costs a prompt nobody holds its best backend
 STICKY_BOUND: Final = 4.0
 STICKY_FLOOR_TOKENS: Final = 32_768  # a long prompt or two are no overload
 INDEX_ENTRIES: Final = (

@@ -104,6 +104,7 @@ def main() -> int:
     arguments.add_argument("--ways", default="", help="names, by comma; default all")
     arguments.add_argument("--workloads", default="", help="labels, by comma; default all")
     arguments.add_argument("--seeds", type=int, help="default: the scenario's")
+    arguments.add_argument("--own", action="store_true", help="at the workloads' own loads, without any knee")
     flags = arguments.parse_args()
     POLICIES[Stay.name] = Stay
     POLICIES[Measured.name] = Measured
@@ -115,14 +116,19 @@ def main() -> int:
     for case in scenario.cases:
         if wanted and case.label not in wanted:
             continue
-        knee = _knee(scenario, case, flags.knees)
-        for factor, loaded in zip(scenario.at, at_knees(scenario, [knee]).cases, strict=True):
+        if flags.own:
+            loads = [("own", case)]
+        else:
+            knee = _knee(scenario, case, flags.knees)
+            cases = at_knees(scenario, [knee]).cases
+            loads = [(f"{factor:g}", loaded) for factor, loaded in zip(scenario.at, cases, strict=True)]
+        for factor, loaded in loads:
             cells = []
             for way in ways:
                 found = [_run(scenario, loaded, way, seed) for seed in range(seeds)]
                 cells.append(f"{median_of(found, lambda s: s.ttft_mean_s):.3f}")
                 _tell(case.label, factor, way, found)
-            lines.setdefault(case.label, []).append(f"| {case.label} | {factor:g} | {' | '.join(cells)} |")
+            lines.setdefault(case.label, []).append(f"| {case.label} | {factor} | {' | '.join(cells)} |")
     out = sys.stdout.write
     out(f"\n| workload | x knee | {' | '.join(way.name for way in ways)} |\n")
     out(f"|---|---|{'---|' * len(ways)}\n")
@@ -148,9 +154,9 @@ def _run(scenario: Scenario, case: Case, way: Way, seed: int) -> Summary:
     return summarize(replay.run(), scenario.slo_ttft_s)
 
 
-def _tell(label: str, factor: float, way: Way, found: Sequence[Summary]) -> None:
+def _tell(label: str, factor: str, way: Way, found: Sequence[Summary]) -> None:
     sys.stdout.write(
-        f"{label:22} {factor:4g} {way.name:13}"
+        f"{label:22} {factor:>4} {way.name:13}"
         f" ttft {median_of(found, lambda s: s.ttft_mean_s):8.3f}"
         f" p95 {median_of(found, lambda s: s.ttft_p95_s):8.3f}"
         f" hit {median_of(found, lambda s: s.hit_rate):.3f}"

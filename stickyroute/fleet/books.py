@@ -35,7 +35,7 @@ _RATE_UNIT_TOKENS = 2000.0
 _DECODE_UNIT = 8.0  # sequences
 _MEMORY_S = 20.0  # how far back arrivals are counted
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
-_DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0004
+_DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0006
 _TOKEN_SHARE_LIMIT = 2.0  # tokens in the cache for one of a prompt in flight
 _MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
 

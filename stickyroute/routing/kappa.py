@@ -5,7 +5,7 @@
 It tells how busy the fleet is: near 0 on an idle one, large on a saturated one (in an M/M/1 queue it is
 rho / (1 - rho)). Both means decay, so the ratio follows the load. A fixed kappa is one price for computing
 anything anywhere; without one, what work costs others is told for each backend by its queue (`routing.cost`),
-which docs/adr/0004 found to be better, and kappa is for people to look at. Owns the two sums; knows no backends.
+which docs/adr/0006 found to be better, and kappa is for people to look at. Owns the two sums; knows no backends.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def test_curl_gets_its_answer(proxy: int) -> None:
 
 
 def test_what_it_says_of_the_configuration_is_the_default() -> None:
-    factor = load_settings(ROOT / "config" / "stickyroute.yaml").bounded_ring.load_factor
-    assert f"past {factor} x its share" in README
+    policy = load_settings(ROOT / "config" / "stickyroute.yaml").policy
+    assert f"\npolicy: {policy} " in README
 
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
