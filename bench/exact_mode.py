@@ -189,7 +189,6 @@ def one(
 
 WORKLOADS: Final[tuple[dict[str, Any], ...]] = (
     {"workload": "agentic", "rate": 8},
-    {"workload": "agentic", "rate": 11},
     {"workload": "rag"},
     {"workload": "chat"},
 )
