@@ -1,8 +1,8 @@
 """What it costs to send a request to a backend, in seconds, with every term by its name.
 
     backlog    uncached prompt tokens ahead of it there x seconds per token
-    recompute  its own tokens that the backend does not hold x seconds per token; what more than a quarter of
-               the backends hold counts less, since a beginning that many share is soon worth its copy
+    recompute  its own tokens that the backend does not hold x seconds per token; what many
+               backends hold counts less, since a beginning that many share is soon worth its copy
     again      what that costs others: it delays by `recompute` each request that comes before the queue is
                empty again, which are (backlog + recompute) x arrivals / (1 - busy); or kappa x recompute
                where kappa is fixed
@@ -57,8 +57,8 @@ def missing_tokens(
     """What of a prompt counts as to be computed, and how many blocks are held there, for each member; None if
     nobody holds any.
 
-    What k of N members hold counts ((N - k) / (N - N/4)) ** 2 from a quarter of them on: fully while few have
-    it, hardly when nearly all do. One request alone would never pay for a copy, so a system prompt that is on
+    What k of N members hold counts ((N - k) / (N - 1)) ** 2: fully while one has it, hardly when nearly all do.
+    One request alone would never pay for a copy, so a system prompt that is on
     every request would stay where it was first, and all the load with it.
     """
     chain = keys.chain
@@ -75,16 +75,14 @@ def missing_tokens(
     scale = tokens / keys.prompt_bytes
     above = ends[most - 1] * scale
     saved = {most: above}
-    members = len(blocks)
-    few = max(1.0, members / 4)
+    others = len(blocks) - 1
     shared = 0.0
     holders = 0
     upper = most
     for level in levels[1:]:
         holders += blocks.count(upper)
         own = ends[level - 1] * scale if level else 0.0
-        if holders > few:
-            shared += (above - own) * (1.0 - ((members - holders) / (members - few)) ** 2)
+        shared += (above - own) * (1.0 - ((others + 1 - holders) / others) ** 2)
         saved[level] = own + shared
         above, upper = own, level
     trust = view.read(loads.trust)

@@ -44,7 +44,7 @@ def test_what_one_holds_the_others_have_to_compute() -> None:
 
 
 def test_what_many_hold_hardly_counts_where_it_is_missing() -> None:
-    """Three of four hold it: of 64 tokens the fourth is charged (1/3) ** 2. One of four is too few to count."""
+    """Three of four hold it: of 64 tokens the fourth is charged (1/3) ** 2."""
     view = pool([1] * 4)
     for member in range(3):
         keep(view, member, prompt(1))
@@ -130,3 +130,18 @@ def test_the_quick_sum_is_the_sum_of_the_terms(
     for member in range(len(weights)):
         assert quick[member] == pytest.approx(terms(view, member, tokens, missing[member]).cost_s)
         assert 0 <= missing[member] <= tokens + 1e-6
+
+
+def test_the_decision_worked_out_in_the_docs() -> None:
+    """docs/routing.md: three backends, what each has waiting, holds and runs, and what each costs."""
+    view = pool([1, 1, 1], loads=[5, 2, 1])
+    loads = view.loads
+    loads.decode_s, loads.arrivals_s, loads.busy = 0.01, 2.0, 0.5
+    for slot, tokens in enumerate((6000.0, 3000.0, 500.0)):
+        loads.backlog_tokens[slot] = tokens
+    missing = [200.0, 3400.0, 3400.0]
+    assert [round(terms(view, member, 4000.0, missing[member]).cost_s, 3) for member in range(3)] == [
+        0.372, 0.558, 0.338,
+    ]  # fmt: skip
+    loads.backlog_tokens[0] = 5000.0
+    assert round(terms(view, 0, 4000.0, 200.0).cost_s, 3) == 0.320
