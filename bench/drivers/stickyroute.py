@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from bench.drivers.base import Driver
+from stickyroute import defaults
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -18,7 +19,7 @@ class Stickyroute(Driver):
     """Defaults but for where it listens, its backends and the affinity source."""
 
     name = "stickyroute"
-    default_policy = "bounded_ring"
+    default_policy = defaults.POLICY
 
     @classmethod
     def find(cls, venvs: list[str]) -> Driver | None:

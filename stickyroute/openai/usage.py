@@ -39,6 +39,9 @@ _INNER = 16
 _SEARCH_BYTES = 64 * 1024
 """A stream without a token in that many bytes (it may be compressed) has long begun all the same."""
 
+_TOLD_BYTES = 2048
+"""An engine that tells usage in every event has done so within that many bytes."""
+
 _CARRY_BYTES = 96
 """What is kept of a piece, so that a field cut in two is found: more than the longest pattern matches."""
 
@@ -169,7 +172,8 @@ def usage_is_asked(shape: Shape, body: Mapping[str, Any] | None) -> bool:
 def usage_is_told(piece: bytes) -> bool:
     """Whether a stream will end with its usage by the piece with its first token: engines that are set to
     tell it unasked do so in every event."""
-    return b'"usage":{' in piece or b'"meta_info"' in piece
+    begin = piece[:_TOLD_BYTES]
+    return b'"usage":{' in begin or b'"meta_info"' in begin
 
 
 _SPACE = rb"[ \t]{0,4}:[ \t]{0,4}"
