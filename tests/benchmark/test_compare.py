@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stickyroute import defaults
 from stickyroute.benchmark import compare
 from stickyroute.benchmark.cli import main
 from stickyroute.benchmark.compare import Comparison, Lineup, find_routers
@@ -23,6 +24,7 @@ from stickyroute.benchmark.scenario import Case, Scenario, scenario_of
 from stickyroute.errors import ConfigError
 
 LATE = Lateness(0.0, 0.2, 0.2)
+OURS = f"stickyroute {defaults.POLICY}"
 
 
 class BrokenError(Exception):
@@ -145,9 +147,7 @@ def test_when_the_time_is_up_the_rest_is_left_out_and_said(monkeypatch: pytest.M
 def test_the_page_of_documentation_tells_wins_losses_and_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lineup = Lineup(
-        [("stickyroute bounded_ring", None), ("nginx hash", None), ("smg", None)], ["haproxy"], BrokenError
-    )
+    lineup = Lineup([(OURS, None), ("nginx hash", None), ("smg", None)], ["haproxy"], BrokenError)
 
     def outcome(case: str, router: str, seed: int, _attempt: int) -> float | Exception:
         if router == "smg":
@@ -160,7 +160,7 @@ def test_the_page_of_documentation_tells_wins_losses_and_what_is_missing(
     )
     text = markdown.render(report)
     assert "not installed here: haproxy" in text
-    assert "| stickyroute bounded_ring | **0.10s** | 0.30s |" in text
+    assert f"| {OURS} | **0.10s** | 0.30s |" in text
     assert "- talk at 4/s, against nginx hash: ahead, 0.48 x at the mean (0.10s against 0.21s), ahead" in text
     assert "- none at 4/s, against nginx hash: **behind, 1.43 x** at the mean" in text
     assert "0.21s [0.20s - 0.22s]" in text
