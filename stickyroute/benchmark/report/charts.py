@@ -14,7 +14,20 @@ WIDTH, HEIGHT = 520, 280
 _LEFT, _RIGHT, _BOTTOM = 56, 14, 44
 _TITLE_Y, _LEGEND_Y, _LEGEND_ROW, _PLOT_GAP = 14, 31, 14, 9
 _LETTER = 5.7  # the width of a letter of the legend, generously
-COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+COLORS = (
+    "#6b7280",
+    "#2563eb",
+    "#d97706",
+    "#059669",
+    "#dc2626",
+    "#7c3aed",
+    "#0891b2",
+    "#be185d",
+    "#4d7c0f",
+    "#f472b6",
+    "#a16207",
+    "#a3a3a3",
+)
 
 
 @dataclass(frozen=True, slots=True)
