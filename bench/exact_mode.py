@@ -21,6 +21,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any, Final
 
+from stickyroute import defaults
 from stickyroute.benchmark.fleets import FleetSpec
 from stickyroute.benchmark.prompts import BYTES_PER_TOKEN
 from stickyroute.benchmark.replay import Replay, Replica
@@ -142,6 +143,13 @@ class Resident(Index):
             found.append(low)
         return found
 
+    def insert(
+        self, slot: int, chain: Sequence[int], ends: Sequence[int], tokens_per_byte: float, owner: int = 0
+    ) -> tuple[int, float]:
+        blocks = self.held(chain)[slot] if chain else 0
+        _, tail = super().insert(slot, chain, ends, tokens_per_byte, owner)
+        return blocks, tail if blocks else 0.0
+
 
 class ExactReplay(Replay):
     """A replay whose routers hear of their engines' events."""
@@ -160,7 +168,7 @@ class ExactReplay(Replay):
         if mode == "resident":
             for one in told:
                 books = one._replica._fleet._books
-                index = Resident(1024, [1.0] * spec.engines)
+                index = Resident(defaults.INDEX_ENTRIES, [defaults.KV_TOKENS] * spec.engines)
                 index.told = one
                 books.loads.index = index
 
