@@ -87,9 +87,13 @@ def fleet(
 def _mortals(
     model: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Served[LlamaServer], Callable[[], None]]]:
-    """A fleet for tests that kill, and what brings its dead back."""
+    """A fleet for tests that kill, and what brings its dead back. On the ring it is known who belongs where."""
     log = tmp_path_factory.mktemp("mortals") / "log"
-    with ExitStack() as revived, llama_servers(model[1], NAMES, log) as engines, serve(engines) as served:
+    with (
+        ExitStack() as revived,
+        llama_servers(model[1], NAMES, log) as engines,
+        serve(engines, "--policy=bounded_ring") as served,
+    ):
 
         def revive() -> None:
             for slot, engine in enumerate(engines):
