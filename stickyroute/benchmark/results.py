@@ -188,15 +188,15 @@ def summarize(run: Run, slo_ttft_s: float = 1.0, gpu_s_per_token: float = 0.0) -
     rows = [row for row in run.rows if not row.error]
     waited = [row for row in run.rows if not row.error or row.error == UNANSWERED]
     refused = ""
-    if not run.lateness.kept_up:
+    if run.rows and not waited:  # whatever else was wrong
+        kind, count = Counter(row.error for row in run.rows).most_common(1)[0]
+        refused = f"every request failed, {count} of {len(run.rows)} with: {kind}"
+    elif not run.lateness.kept_up:
         refused = (
             f"the load generator was late: p99 {run.lateness.p99_s * 1e3:.0f} ms behind its schedule, its "
             f"loop {run.lateness.loop_p99_s * 1e3:.0f} ms (limit {LATE_LIMIT_S * 1e3:.0f} ms)"
         )
         rows = waited = []
-    elif run.rows and not waited:
-        kind, count = Counter(row.error for row in run.rows).most_common(1)[0]
-        refused = f"every request failed, {count} of {len(run.rows)} with: {kind}"
     ttft = sorted(row.ttft_s for row in waited if row.ttft_s is not None)
     itl = sorted(row.itl_s for row in rows if row.itl_s is not None)
     latency = sorted(row.latency_s for row in rows if row.latency_s is not None)

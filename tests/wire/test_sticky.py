@@ -108,7 +108,7 @@ async def test_a_stream_of_every_api_tells_its_first_token_and_its_usage(
 ) -> None:
     """Slow decoding after a quick prefill: the backlog is gone long before the reply is."""
     async with simulated(1, speedup=20.0) as engines, sticky(engines) as proxy:
-        body = json.dumps({"model": "m", "stream": True, "max_tokens": 100, **asked}).encode()
+        body = json.dumps({"model": "m", "stream": True, "max_tokens": 800, **asked}).encode()
         for turn in range(2):
             async with await proxy.client() as client:
                 client.send(request(body, path=path))
