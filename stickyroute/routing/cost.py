@@ -86,7 +86,11 @@ def missing_tokens(
         saved[level] = own + shared
         above, upper = own, level
     trust = view.read(loads.trust)
-    missing = [tokens - saved[count] * part for count, part in zip(blocks, trust, strict=True)]
+    if min(trust) < 1.0:
+        missing = [tokens - saved[count] * part for count, part in zip(blocks, trust, strict=True)]
+    else:
+        left = {count: tokens - known for count, known in saved.items()}
+        missing = list(map(left.__getitem__, blocks))
     if keys.affinity is not None:
         slot, more = loads.index.tail(chain[most - 1], keys.affinity)
         if more and slot in view.slots:

@@ -68,7 +68,7 @@ class FleetView:
         mean = self.total_weight / len(self.placed) if self.placed else 1.0
         self.relative_weights = tuple(weight / mean if weight else 1.0 for weight in weights)
         self.even = len(set(weights)) < 2
-        self.read = _reader(self.slots)
+        self.read = _reader(self.slots, len(loads.in_flight))
         self.credits = [0] * len(self.slots)
 
     def totals(self) -> tuple[float, float]:
@@ -131,7 +131,13 @@ class FleetView:
         return min(left, key=lambda member: in_flight[slots[member]]) if left else None
 
 
-def _reader(slots: tuple[int, ...]) -> Callable[[Any], Sequence[Any]]:
+def _reader(slots: tuple[int, ...], backends: int) -> Callable[[Any], Sequence[Any]]:
+    if slots == tuple(range(backends)):
+        return _all
     if len(slots) > 1:
         return itemgetter(*slots)
     return lambda values: [values[slot] for slot in slots]
+
+
+def _all(values: Any) -> Any:
+    return values
