@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.dataplane import report, rig
@@ -50,6 +50,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=list(DRIVERS), help="only this router; may be repeated"
     )
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="POLICY", help="stickyroute with this policy too"
+    )
     parser.add_argument("--pin", action="store_true", help="router on one core, fleet and load on another")
     parser.add_argument(
         "--spread", action="store_true", help="each stream ticks by itself, not at its engine's steps"
@@ -63,6 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     drivers = [
         driver for driver in find_drivers(args.peers_venv) if not args.only or driver.name in args.only
     ]
+    ours = next((driver for driver in drivers if driver.name == report.OURS), None)
+    if ours is not None:
+        drivers += [replace(ours, policy=policy) for policy in args.also]
     if not drivers:
         print("no router found", file=sys.stderr)
         return 2

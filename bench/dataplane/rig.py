@@ -158,9 +158,9 @@ def run(
     engines: int = 4,
     say: Callable[[str], None],
 ) -> dict[str, Samples]:
-    """Measure every driver and the fleet without a router (`DIRECT`); samples by driver name."""
+    """Measure every driver and the fleet without a router (`DIRECT`); samples by driver key."""
     cores = Cores.chosen(pin)
-    samples = {DIRECT: Samples("no router"), **{driver.name: Samples(driver.label) for driver in drivers}}
+    samples = {DIRECT: Samples("no router"), **{driver.key: Samples(driver.label) for driver in drivers}}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stickyroute-dataplane-")))
         spread_flag = ["--spread"] if spread else []
@@ -175,12 +175,12 @@ def run(
                 routers: dict[str, Running | None] = {DIRECT: None}
                 for driver in drivers:
                     try:
-                        running = driver.start(urls, folder / f"{number}-{driver.name}", cores.router)
+                        running = driver.start(urls, folder / f"{number}-{driver.key}", cores.router)
                     except DriverError as error:
-                        samples[driver.name].failures.append(str(error))
+                        samples[driver.key].failures.append(str(error))
                         continue
                     started.callback(running.stop)
-                    routers[driver.name] = running
+                    routers[driver.key] = running
                 measure(routers, ports[0], load, scale, samples, say)
     return samples
 

@@ -113,6 +113,11 @@ class Driver:
         """The name for tables: router, version, policy."""
         return f"{self.name} {self.version}, {self.policy or self.default_policy}"
 
+    @property
+    def key(self) -> str:
+        """The name for results: of one router with several policies each has its own."""
+        return f"{self.name}:{self.policy}" if self.policy else self.name
+
     def start(self, backends: list[str], folder: Path, cpus: set[int] | None = None) -> Running:
         """Start in front of `backends` (URLs) and return once requests are answered.
 

@@ -10,16 +10,23 @@ import sys
 from pathlib import Path
 
 from bench.drivers.base import Driver
-from stickyroute import defaults
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _default_policy() -> str:
+    """The product's, read and not imported."""
+    found = re.search(
+        r'^POLICY: Final = "([^"]+)"', (REPOSITORY / "stickyroute/defaults.py").read_text(), re.M
+    )
+    return found.group(1) if found else "?"
 
 
 class Stickyroute(Driver):
     """Defaults but for where it listens, its backends and the affinity source."""
 
     name = "stickyroute"
-    default_policy = defaults.POLICY
+    default_policy = _default_policy()
 
     @classmethod
     def find(cls, venvs: list[str]) -> Driver | None:
