@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 __all__ = ["NO_KEYS", "Needs", "RequestKeys", "candidate_keys"]
 
 _WORD: Final = (1 << 64) - 1
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # odd: multiplying by it is a bijection of 64-bit words, and so its powers
+# Odd: multiplying by it is a bijection of 64-bit words, and so its powers.
+_GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
 class Needs(IntFlag):
