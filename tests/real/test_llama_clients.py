@@ -200,7 +200,7 @@ def test_the_clients_raise_what_they_raise_without_a_proxy(fleet: Fleet) -> None
 
 
 async def test_users_at_the_same_time_spread_and_come_back(fleet: Fleet) -> None:
-    """A dozen users at once, then one by one: each engine gets some, and each of them comes back to theirs."""
+    """A dozen users at once, then one by one: each engine gets some, and who did not spill comes back to theirs."""
     users = [f"user-{number}" for number in range(12)]
 
     async def ask(client: clients.openai.AsyncOpenAI, user: str) -> tuple[str, str, int]:
@@ -218,8 +218,9 @@ async def test_users_at_the_same_time_spread_and_come_back(fleet: Fleet) -> None
     assert {reason for _, reason, _ in second} <= {"home", "warm"}, (
         "one at a time there is no reason to leave"
     )
-    assert [backend for backend, _, _ in second] == [backend for backend, _, _ in first]
-    assert all(now > before for (*_, before), (*_, now) in zip(first, second, strict=True))
+    stayed = [(was, now) for was, now in zip(first, second, strict=True) if was[1] != "spill"]
+    assert len(stayed) >= len(users) / 2
+    assert all(now[0] == was[0] and now[2] > was[2] for was, now in stayed)
 
 
 async def test_a_user_who_floods_their_home_spills_within_the_bound(fleet: Fleet) -> None:
