@@ -44,6 +44,9 @@ _NOT_IN_A_NAME = frozenset(' \t\r\n":,;()<>[]{}@/\\?=')
 
 # A text prompt does not say where its turns end; a continuation is looked for at so many of its last blocks.
 _LAST_BLOCKS: Final = 16
+# A body so short is nearly all prompt: to know its size better costs more than that is worth.
+_GUESSED_BYTES: Final = 16 * 1024
+_TEXT_SHAPES: Final = frozenset({Shape.CHAT, Shape.MESSAGES, Shape.RESPONSES})  # never token ids
 _UNTOLD_TURNS: Final = frozenset({Shape.COMPLETIONS, Shape.EMBEDDINGS})
 
 
@@ -161,6 +164,9 @@ class AffinityRule:
         if asked.body is None:
             return NO_PROMPT, ()
         if not self._chain:
+            whole = asked.body_bytes
+            if whole is not None and whole <= _GUESSED_BYTES and shape in _TEXT_SHAPES:
+                return Prompt(b"", (), whole, None), ()
             size_bytes, tokens = measure(shape, asked.body, self._limit, asked.body_bytes)
             return Prompt(b"", (), size_bytes, tokens), ()
         prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)

@@ -281,6 +281,7 @@ def test_what_is_not_needed_is_not_computed(
         return real_measure(*arguments)
 
     monkeypatch.setattr(affinity, "measure", measure)
+    monkeypatch.setattr(affinity, "_GUESSED_BYTES", 0)
     monkeypatch.setattr(Prefixes, "chain", chain)
     monkeypatch.setattr(affinity, "normalize", normalize)
     keys = made(needs, messages=PROMPT, **user)
@@ -292,6 +293,20 @@ def test_what_is_not_needed_is_not_computed(
     assert (keys.affinity is not None) == (bool(user) or keyless)
     assert bool(keys.prompt_bytes) == bool(needs & Needs.SIZE)
     assert needs != Needs.CHAIN or keys.chain
+
+
+def test_a_short_body_is_as_long_as_its_prompt_where_only_the_size_counts() -> None:
+    rule = AffinityRule(["body:user"], needs=Needs.KEY | Needs.SIZE)
+
+    def size_bytes(text: str) -> tuple[int, int]:
+        body = orjson.dumps({"model": "m", "user": "u", "messages": [{"role": "user", "content": text}]})
+        keys = rule.keys({}, Shape.CHAT, parse(Shape.CHAT, body, True), "")
+        return keys.prompt_bytes, len(body)
+
+    short, whole = size_bytes("hello")
+    assert short == whole
+    long, whole = size_bytes("hello" * 10_000)
+    assert 50_000 < long < whole
 
 
 def test_a_body_that_was_not_read_has_no_chain() -> None:
