@@ -79,8 +79,15 @@ def _glance(groups: Sequence[Group]) -> list[str]:
 
 
 def _verdicts(groups: Sequence[Group]) -> list[str]:
-    """For each workload the default policy against the best of the others' routers, wins and losses alike."""
-    ours = _OURS + defaults.POLICY
+    """The default policy, and sticky, against the best of the others' routers."""
+    return [
+        part for policy in dict.fromkeys((defaults.POLICY, "sticky")) for part in _verdict(groups, policy)
+    ]
+
+
+def _verdict(groups: Sequence[Group], policy: str) -> list[str]:
+    """One policy on each workload, wins and losses alike."""
+    ours = _OURS + policy
     lines = []
     for group in groups:
         mine = group.by_policy.get(ours)
@@ -97,7 +104,8 @@ def _verdicts(groups: Sequence[Group]) -> list[str]:
         lines.append(f"- {group.title}, against {best}: {told}")
     if not lines:
         return []
-    return [f"## {ours}, the default, against the best of the others at the mean", "\n".join(lines)]
+    named = f"{ours}, the default," if policy == defaults.POLICY else ours
+    return [f"## {named} against the best of the others at the mean", "\n".join(lines)]
 
 
 def _word(mine: list[Summary], theirs: list[Summary], figure: Figure) -> str:
