@@ -35,7 +35,7 @@ _UUID: Final = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12
 def has_volatile(text: bytes, end: int) -> bool:
     """Whether a span begins in the first `end` bytes of `text`, which should go LONGEST bytes on."""
     zeros = text.translate(_ZEROS)
-    if zeros != text:  # some digits
+    if zeros != text or b"0" in text:  # some digits
         for sign in _SIGNS:
             if sign in zeros:
                 found = _SPAN.search(zeros)
