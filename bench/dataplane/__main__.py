@@ -53,6 +53,13 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--also", action="append", default=[], metavar="POLICY", help="stickyroute with this policy too"
     )
+    parser.add_argument(
+        "--phase",
+        action="append",
+        default=[],
+        choices=[phase.key for phase in rig.phases(1)],
+        help="only this phase; may be repeated",
+    )
     parser.add_argument("--pin", action="store_true", help="router on one core, fleet and load on another")
     parser.add_argument(
         "--spread", action="store_true", help="each stream ticks by itself, not at its engine's steps"
@@ -80,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         scale=scale,
         pin=args.pin,
         spread=args.spread,
+        only=args.phase,
         say=lambda line: print(line, file=sys.stderr),
     )
     print(f"{machine()}; {repeats} round(s), {time.monotonic() - began:.0f} s\n")

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +56,9 @@ def phases(scale: float) -> list[Phase]:
         closed("unary_32k", 32 * 1024, 600, 0),
         closed("unary_200k", 200 * 1024, 200, 0),
         closed("coalesced", 1024, 600, 64),
-        # Long enough for what wakes a router now and then (timers, probes) to be in every slice alike.
-        Phase("token", {**streams, "window_s": max(0.1, 1.5 * scale), "slack_s": 0.6}),
+        # Long, because what half a second costs swings by half here, up and down within two seconds, for every
+        # router alike; and for what wakes a router now and then (timers, probes) to be in every slice.
+        Phase("token", {**streams, "window_s": max(0.1, 3.0 * scale), "slack_s": 0.6}),
         Phase("latency", {**arrivals, "requests": count(150), "warmup": count(20)}),
     ]
 
@@ -155,10 +156,14 @@ def run(
     scale: float,
     pin: bool,
     spread: bool = False,
+    only: Collection[str] = (),
     engines: int = 4,
     say: Callable[[str], None],
 ) -> dict[str, Samples]:
-    """Measure every driver and the fleet without a router (`DIRECT`); samples by driver key."""
+    """Measure every driver and the fleet without a router (`DIRECT`); samples by driver key.
+
+    `only`: the phases to run, by key; all by default.
+    """
     cores = Cores.chosen(pin)
     samples = {DIRECT: Samples("no router"), **{driver.key: Samples(driver.label) for driver in drivers}}
     with ExitStack() as stack:
@@ -181,7 +186,8 @@ def run(
                         continue
                     started.callback(running.stop)
                     routers[driver.key] = running
-                measure(routers, ports[0], load, scale, samples, say)
+                chosen = [phase for phase in phases(scale) if not only or phase.key in only]
+                measure(routers, ports[0], load, chosen, samples, say)
     return samples
 
 
@@ -189,7 +195,7 @@ def measure(
     routers: dict[str, Running | None],
     fleet_port: int,
     load: Child,
-    scale: float,
+    chosen: list[Phase],
     samples: dict[str, Samples],
     say: Callable[[str], None],
 ) -> None:
@@ -197,7 +203,7 @@ def measure(
     trees = {name: running.pids() for name, running in routers.items() if running is not None}
     for name, pids in trees.items():
         samples[name].idle_rss_bytes.append(rss_bytes(pids))
-    for phase in phases(scale):
+    for phase in chosen:
         say(f"  {phase.key}")
         for number in range(SLICES + 1):
             for name, running in routers.items():
