@@ -33,10 +33,12 @@ SLICES = 5  # of each phase in a round, after one that only warms up
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One thing measured: its key in results and what the load generator is asked for one slice of it."""
+    """One thing measured: its key in results, what the load generator is asked for one slice of it, and how many
+    slices there are in a round at most."""
 
     key: str
     asked: dict[str, Any]
+    slices: int = 1000
 
 
 def phases(scale: float) -> list[Phase]:
@@ -56,9 +58,9 @@ def phases(scale: float) -> list[Phase]:
         closed("unary_32k", 32 * 1024, 600, 0),
         closed("unary_200k", 200 * 1024, 200, 0),
         closed("coalesced", 1024, 600, 64),
-        # Long, because what half a second costs swings by half here, up and down within two seconds, for every
-        # router alike; and for what wakes a router now and then (timers, probes) to be in every slice.
-        Phase("token", {**streams, "window_s": max(0.1, 3.0 * scale), "slack_s": 0.6}),
+        # As long as a long answer: what half a second costs swings by half here, up and down within two seconds,
+        # for every router alike, and a connection's first packets cost more than those that follow.
+        Phase("token", {**streams, "window_s": max(0.1, 8.0 * scale), "slack_s": 0.6}, slices=3),
         Phase("latency", {**arrivals, "requests": count(150), "warmup": count(20)}),
     ]
 
@@ -205,7 +207,7 @@ def measure(
         samples[name].idle_rss_bytes.append(rss_bytes(pids))
     for phase in chosen:
         say(f"  {phase.key}")
-        for number in range(SLICES + 1):
+        for number in range(min(SLICES, phase.slices) + 1):
             for name, running in routers.items():
                 if running is None and phase.key != "latency":
                     continue
