@@ -10,6 +10,7 @@ never for a name in text; knows of backends only how many there are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64_intdigest
@@ -90,11 +91,7 @@ class AffinityRule:
         self._fields = frozenset(source.path[0] for source in self._sources if source.path)
         self._unnamed = tuple(source for source in self._sources if not source.header and not source.path)
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
-        self.needs = needs
-        # Plain truths: asking a flag for its bits costs half a microsecond each time.
-        self._key = bool(needs & Needs.KEY)
-        self._size = bool(needs & Needs.SIZE)
-        self._chain = needs == Needs.CHAIN
+        self._need(needs)
         if prefixes is None:
             prefixes = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
         if anchors is None:
@@ -159,6 +156,30 @@ class AffinityRule:
             return NO_KEYS
         prompt, chain = self._prompt(shape, asked)
         return self._complete(None, "", prompt, chain, pool)
+
+    def peek(
+        self,
+        headers: Mapping[bytes, bytes],
+        shape: Shape,
+        asked: Asked,
+        tenant: str,
+        pool: tuple[int, ...] = (),
+        needs: Needs | None = None,
+    ) -> RequestKeys:
+        """The keys that `keys` would give a request that came now. It is not traffic: nothing is counted,
+        remembered or touched. `needs` in place of the rule's own, where another policy asks."""
+        dry = copy(self)
+        dry.anchors, dry.sessions = self.anchors.dry(), self.sessions.dry()
+        if needs is not None:
+            dry._need(needs)
+        return dry.keys(headers, shape, asked, tenant, pool)
+
+    def _need(self, needs: Needs) -> None:
+        self.needs = needs
+        # Plain truths: asking a flag for its bits costs half a microsecond each time.
+        self._key = bool(needs & Needs.KEY)
+        self._size = bool(needs & Needs.SIZE)
+        self._chain = needs == Needs.CHAIN
 
     def _prompt(self, shape: Shape, asked: Asked) -> tuple[Prompt, Sequence[int]]:
         if asked.body is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from itertools import filterfalse, islice
 from typing import Final
 
@@ -56,7 +56,7 @@ class Anchors:
         if cells < 1 or masked_bytes < 0 or half_life < 1:
             raise ValueError("cells and half_life must be at least 1")
         size = 1 << (cells - 1).bit_length()
-        self._counts = array("d", bytes(8 * size))
+        self._counts: MutableSequence[float] | dict[int, float] = array("d", bytes(8 * size))
         self._mask = size - 1
         self._masked_bytes = masked_bytes
         # Instead of shrinking all that was counted, each request weighs a little more than the one before.
@@ -74,6 +74,11 @@ class Anchors:
     def cells(self) -> int:
         """The size of the table."""
         return self._mask + 1
+
+    def dry(self) -> Anchors:
+        """One that answers as this one would and counts for itself alone: for what is no traffic. Valid until this
+        one counts again."""
+        return _DryAnchors(self)
 
     def record(self, pool: Sequence[int]) -> None:
         """Count a request of a pool (its backends' slots), with or without a key of its own."""
@@ -229,3 +234,31 @@ class Anchors:
         self._totals = {pool: total * scale for pool, total in self._totals.items()}
         self._weight = 1.0
         return 1.0
+
+
+class _DryAnchors(Anchors):
+    """Anchors whose counts begin as another's, without a copy of the table."""
+
+    __slots__ = ()
+
+    def __init__(self, anchors: Anchors) -> None:
+        for name in Anchors.__slots__:
+            setattr(self, name, getattr(anchors, name))
+        self._counts = _Overlay(anchors._counts)
+        self._totals = dict(anchors._totals)
+        self.common = set(anchors.common)
+
+    def _rescale(self) -> float:
+        return self._weight  # there is room for the few that are counted here
+
+
+class _Overlay(dict[int, float]):
+    """What was changed of a table, and the table below it."""
+
+    __slots__ = ("_below",)
+
+    def __init__(self, below: MutableSequence[float] | dict[int, float]) -> None:
+        self._below = below
+
+    def __missing__(self, cell: int) -> float:
+        return self._below[cell]

@@ -43,6 +43,10 @@ class Sessions:
         """Turns remembered; it looks at every place, so it is not for the path of a request."""
         return self.capacity - self._touched.count(0)
 
+    def dry(self) -> Sessions:
+        """One that answers as this one would and remembers nothing: for what is no traffic."""
+        return _DrySessions(self)
+
     def find(self, turn: int) -> int | None:
         """The key of a turn, None if it is not remembered."""
         at = self._place(turn)
@@ -87,3 +91,27 @@ class Sessions:
         """A number for now, later than all before. Starts over once in four billion uses."""
         clock = self._clock = self._clock + 1 if self._clock < _TURN_OVER else 1
         return clock
+
+
+class _DrySessions(Sessions):
+    """Looks at another's table and leaves it as it is."""
+
+    __slots__ = ()
+
+    def __init__(self, sessions: Sessions) -> None:
+        for name in Sessions.__slots__:
+            setattr(self, name, getattr(sessions, name))
+
+    def follow(self, turn: int) -> int | None:
+        at = self._place(turn)
+        return None if at < 0 or self._uses[at] >= _SHARED else self._keys[at]
+
+    def remember(self, turn: int, key: int) -> None:
+        pass
+
+    def _place(self, turn: int) -> int:
+        first = turn & self._mask
+        for at in range(first, first + _WAYS):
+            if self._hashes[at] == turn and self._touched[at]:
+                return at
+        return -1
