@@ -8,5 +8,6 @@ shared state to `fleet`.
 from stickyroute.proxy.core import Proxy
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import Front
+from stickyroute.proxy.ledger import Observer
 
-__all__ = ["Exchange", "Front", "Proxy", "Target"]
+__all__ = ["Exchange", "Front", "Observer", "Proxy", "Target"]

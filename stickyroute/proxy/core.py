@@ -26,7 +26,7 @@ from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.openai.state import held_id, holds_id
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
-from stickyroute.proxy.ledger import Ledger
+from stickyroute.proxy.ledger import Ledger, Observer
 from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys
@@ -60,6 +60,7 @@ class Proxy:
         metrics: Metrics,
         access_log: AccessLog | None,
         learn: Learn | None = None,
+        observers: tuple[Observer, ...] = (),
     ) -> None:
         self._fleet = fleet
         self._targets = targets
@@ -68,7 +69,7 @@ class Proxy:
         self._router = router
         self._front = front
         self._metrics = metrics
-        self._ledger = Ledger(fleet, metrics, access_log)
+        self._ledger = Ledger(fleet, metrics, access_log, observers)
         self._learn = learn
         self._residence = Residence(REMEMBERED_IDS)
         self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
@@ -201,8 +202,9 @@ class Proxy:
 
     def begun(self, exchange: Exchange) -> None:
         """The backend has computed the prompt."""
+        exchange.first_token_s = now_s = monotonic()
         if exchange.lease is not None:
-            exchange.lease.first_token(monotonic())
+            exchange.lease.first_token(now_s)
 
     def attempt_failed(self, exchange: Exchange, failure: str) -> None:
         """Nothing was sent to the client yet: go on where that is safe, else say what happened."""

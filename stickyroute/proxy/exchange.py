@@ -57,6 +57,8 @@ class Exchange(Relay):
 
     `slot` is the backend of the current attempt, -1 before the first. `may_have_run`: a pooled connection was
     dropped under it, most likely unseen by the backend. `held`: the id of what the request comes back to.
+    `first_token_s`: when the first real token of a stream came, or the first byte of another reply; 0 before, and
+    where replies are not looked at.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class Exchange(Relay):
         "_tells_usage",
         "asks_stream",
         "attempts",
+        "first_token_s",
         "held",
         "keys",
         "lease",
@@ -99,6 +102,7 @@ class Exchange(Relay):
         self.keys = keys
         self.tried: list[int] = []
         self.attempts = 0
+        self.first_token_s = 0.0
         self.may_have_run = False
         self.lease: Lease | None = None
         self.slot = -1

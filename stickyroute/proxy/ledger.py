@@ -1,27 +1,48 @@
 """The end of an exchange in the books: its lease, what its reply told of tokens, the counters, the log line.
 
-Owns no decision and sends nothing; each exchange comes here once, however it ended.
+Owns no decision and sends nothing; each exchange comes here once, however it ended. Whoever else wants to know
+of it (decisions, doctor, traces) is an observer.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
 from stickyroute.fleet import Fleet
 from stickyroute.http.relay import COMPLETE
 from stickyroute.metrics import Metrics
+from stickyroute.openai.usage import Usage
 from stickyroute.proxy.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[Exchange, str, float, Usage | None], None]
+"""Hears of an exchange that is over: how it ended (a word of `http.relay`), when, and what its reply said of
+its tokens, if it was whole and said so. Must cost microseconds and keep nothing of the exchange."""
 
 
 class Ledger:
-    """Closes exchanges; `access_log` is None where none is written."""
+    """Closes exchanges; `access_log` is None where none is written.
 
-    __slots__ = ("_access_log", "_fleet", "_metrics")
+    An observer that raises is logged and not called again: what watches must never break what it watches.
+    """
 
-    def __init__(self, fleet: Fleet, metrics: Metrics, access_log: AccessLog | None) -> None:
+    __slots__ = ("_access_log", "_fleet", "_metrics", "_observers")
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: Metrics,
+        access_log: AccessLog | None,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
         self._fleet = fleet
         self._metrics = metrics
         self._access_log = access_log
+        self._observers = observers
 
     def close(self, exchange: Exchange, end: str) -> None:
         """The exchange is over; `end` is a word of `http.relay`."""
@@ -29,8 +50,9 @@ class Ledger:
         now_s = monotonic()
         duration_s = now_s - request.started_s
         backend = self._fleet.backends[exchange.slot].name if exchange.slot >= 0 else ""
+        lease, usage = exchange.lease, None
         if end is COMPLETE and 200 <= exchange.status < 300:
-            self._take_usage(exchange, backend, now_s)
+            usage = self._take_usage(exchange, backend, now_s)
             exchange.release(now_s)
         else:
             exchange.release()
@@ -67,12 +89,23 @@ class Ledger:
                 bytes_out=exchange.bytes_out,
                 end=end,
             )
+        if self._observers:
+            exchange.lease = lease  # released, but what was believed of the prompt stands in it
+            self._tell(exchange, end, now_s, usage)
 
-    def _take_usage(self, exchange: Exchange, backend: str, now_s: float) -> None:
+    def _tell(self, exchange: Exchange, end: str, now_s: float, usage: Usage | None) -> None:
+        for observer in self._observers:
+            try:
+                observer(exchange, end, now_s, usage)
+            except Exception:
+                log.exception("an observer of requests failed and is not asked again")
+                self._observers = tuple(other for other in self._observers if other is not observer)
+
+    def _take_usage(self, exchange: Exchange, backend: str, now_s: float) -> Usage | None:
         """Tell the fleet, and count, what a whole reply says of its tokens."""
         usage, lease = exchange.usage(), exchange.lease
         if usage is None or lease is None:
-            return
+            return usage
         lease.usage(usage, now_s)
         if usage.cached_tokens is not None:
             # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
@@ -84,3 +117,4 @@ class Ledger:
                 usage.cached_tokens,
                 usage.prompt_tokens * part,
             )
+        return usage
