@@ -20,7 +20,7 @@ from aiohttp import web
 
 from stickyroute import __version__
 from stickyroute.accesslog import AccessLog
-from stickyroute.control import build_admin
+from stickyroute.control import Deps, build_admin
 from stickyroute.errors import ConfigError
 from stickyroute.fleet import BackendSpec, Fleet, Tuning
 from stickyroute.http.limits import Limits
@@ -160,7 +160,15 @@ class App:
     async def _open_admin(self) -> None:
         exact = self._exact.state if self._exact is not None else None
         runner = web.AppRunner(
-            build_admin(self.fleet, self.metrics, self.settings, lambda: self._stopping, exact),
+            build_admin(
+                Deps(
+                    fleet=self.fleet,
+                    metrics=self.metrics,
+                    settings=lambda: self.settings,
+                    is_stopping=lambda: self._stopping,
+                    exact=exact,
+                )
+            ),
             access_log=None,
         )
         await runner.setup()

@@ -1,5 +1,9 @@
-"""The admin port: an aiohttp application that shows what the process knows and changes nothing."""
+"""The admin port: an aiohttp application that shows what the process knows and lets an operator change a little.
+
+`admin` builds it from `deps`; `auth` says who may do what.
+"""
 
 from stickyroute.control.admin import build_admin
+from stickyroute.control.deps import Deps
 
-__all__ = ["build_admin"]
+__all__ = ["Deps", "build_admin"]

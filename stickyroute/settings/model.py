@@ -9,21 +9,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from stickyroute import defaults
 from stickyroute.settings.addresses import Address, split_host_port
 from stickyroute.settings.checks import (
+    Key,
     Listen,
     Problem,
     Problems,
     Routes,
     Seconds,
-    not_empty,
     off_is_a_word,
     split_commas,
 )
+from stickyroute.settings.discovery import DiscoverySettings
 from stickyroute.settings.groups import (
     AffinitySettings,
     BackendSettings,
@@ -53,6 +54,11 @@ PolicyName = Literal[
     "least_loaded",  # what least_requests was called before
 ]
 
+_NO_ENGINE = (
+    "is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL; or say under "
+    "`discovery` where they are found"
+)
+
 
 class Settings(BaseSettings):
     """The configuration. Built from arguments alone; `load_settings` adds the file and the environment."""
@@ -72,12 +78,20 @@ class Settings(BaseSettings):
     )
     admin_listen: Listen = Field(
         default=defaults.ADMIN_LISTEN,
-        description="HOST:PORT of the admin port (/metrics, /healthz, /readyz, /fleet). It asks for no key.",
+        description="HOST:PORT of the admin port: metrics, the fleet, the dashboard. Reading asks for no key.",
     )
-    backends: Annotated[
-        tuple[BackendSettings, ...], BeforeValidator(split_commas), AfterValidator(not_empty)
-    ] = Field(
-        description="The engines. In the environment: their URLs with commas between, or JSON. Required.",
+    admin_token: Key | None = Field(
+        default=None,
+        description="What the admin port wants to see before it changes anything or shows a prompt. Default: "
+        "nothing on loopback; elsewhere it then changes nothing.",
+    )
+    backends: Annotated[tuple[BackendSettings, ...], BeforeValidator(split_commas)] = Field(
+        default=(),
+        description="The engines. In the environment: their URLs with commas between, or JSON. May be empty with "
+        "`discovery` only.",
+    )
+    discovery: tuple[DiscoverySettings, ...] = Field(
+        default=(), description="Where further engines are found. Default: nowhere."
     )
     affinity: AffinitySettings = Field(
         default_factory=AffinitySettings, description="What keeps a user in one place."
@@ -155,7 +169,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         problems = [
-            *backend_problems(tuple(enumerate(self.backends))),
+            *backend_problems(tuple(enumerate(self.backends)), found=bool(self.discovery)),
             *key_problems(tuple(enumerate(self.api_keys))),
             *listen_problems(self.listen, self.admin_listen),
         ]
@@ -174,11 +188,18 @@ class Settings(BaseSettings):
         return split_host_port(self.admin_listen)
 
 
-def backend_problems(backends: Sequence[tuple[int, BackendSettings]]) -> Iterator[Problem]:
-    """What is wrong between backends; each comes with its place in the list, since some may be missing."""
+def backend_problems(
+    backends: Sequence[tuple[int, BackendSettings]], *, found: bool, given: bool | None = None
+) -> Iterator[Problem]:
+    """What is wrong between backends; each comes with its place in the list, since some may be missing.
+
+    `found`: others are found by discovery. `given`: whether any was named, though it may be wrong by itself.
+    """
+    if not found and not (bool(backends) if given is None else given):
+        yield Problem(("backends",), _NO_ENGINE)
     yield from _twice("backends", "name", ((index, backend.name) for index, backend in backends))
     yield from _twice("backends", "url", ((index, str(backend.address)) for index, backend in backends))
-    if backends and not any(backend.weight for _, backend in backends):
+    if backends and not found and not any(backend.weight for _, backend in backends):
         yield Problem(
             ("backends",), "every weight is 0, so nobody can be served; give at least one a weight above 0"
         )

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
-from stickyroute.control import build_admin
+from stickyroute.control import Deps, build_admin
 from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.metrics import Metrics
 from stickyroute.settings import Settings
@@ -70,7 +70,8 @@ async def admin() -> AsyncIterator[Admin]:
     )
     metrics = Metrics(fleet, __version__)
     stopping = asyncio.Event()
-    runner = web.AppRunner(build_admin(fleet, metrics, settings, stopping.is_set), access_log=None)
+    deps = Deps(fleet=fleet, metrics=metrics, settings=lambda: settings, is_stopping=stopping.is_set)
+    runner = web.AppRunner(build_admin(deps), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with aiohttp.ClientSession() as session:

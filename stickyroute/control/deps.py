@@ -1,0 +1,32 @@
+"""What the admin side may see of the process: one value, made by the composition root.
+
+Owns the names. A part that is None is off, and whoever shows it has no route for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stickyroute.fleet import Fleet
+from stickyroute.metrics import Metrics
+from stickyroute.settings import Settings
+
+__all__ = ["Deps"]
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deps:
+    """`settings` gives those in force, which may change while the process runs; `is_stopping` whether the process
+    has begun to stop; `exact` how exact mode goes."""
+
+    fleet: Fleet
+    metrics: Metrics
+    settings: Callable[[], Settings]
+    is_stopping: Callable[[], bool] = _never
+    exact: Callable[[], dict[str, Any]] | None = None
