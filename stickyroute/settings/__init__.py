@@ -5,6 +5,7 @@ Knows nothing of who uses a setting.
 """
 
 from stickyroute.settings.addresses import Address, BackendUrl, parse_backend_url, split_host_port
+from stickyroute.settings.discovery import DiscoverySettings
 from stickyroute.settings.groups import (
     AffinitySettings,
     BackendSettings,
@@ -27,6 +28,7 @@ __all__ = [
     "BackendUrl",
     "BoundedRingSettings",
     "CorsSettings",
+    "DiscoverySettings",
     "GatewayKey",
     "LimitSettings",
     "RetrySettings",

@@ -29,7 +29,6 @@ _PREFIX = "STICKYROUTE_"
 # What Kubernetes puts into every pod beside a Service called stickyroute.
 _SERVICE_LINKS = re.compile(r"STICKYROUTE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP).*)?)")
 
-_NO_ENGINE = "is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL"
 _PHRASES = {
     "missing": "is missing; it is required",
     "tuple_type": "must be a list",
@@ -140,12 +139,17 @@ def _problems(error: ValidationError, values: Mapping[str, Any]) -> Iterator[Pro
     for detail in error.errors(include_url=False, include_input=False):
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Problems):
-            checked_between_parts = True
-            yield from cause.problems
+            checked_between_parts = checked_between_parts or not detail["loc"]
+            for problem in cause.problems:
+                yield Problem((*detail["loc"], *problem.path), problem.what)
         else:
             yield Problem(detail["loc"], _what(detail["type"], detail["loc"], detail["msg"], cause))
     if not checked_between_parts:
-        yield from backend_problems(list(_valid(BackendSettings, values.get("backends"))))
+        yield from backend_problems(
+            list(_valid(BackendSettings, values.get("backends"))),
+            found=bool(values.get("discovery")),
+            given=bool(values.get("backends")),
+        )
         yield from key_problems(list(_valid(GatewayKey, values.get("api_keys"))))
 
 
@@ -161,8 +165,6 @@ def _valid(model: type[Model], raw: object) -> Iterator[tuple[int, Model]]:
 def _what(kind: str, loc: tuple[str | int, ...], message: str, cause: object) -> str:
     if kind == "extra_forbidden":
         return _unknown(str(loc[-1]), _keys_at(loc[:-1]))
-    if kind == "missing" and loc == ("backends",):
-        return _NO_ENGINE
     if kind in _PHRASES:
         return _PHRASES[kind]
     if isinstance(cause, ValueError):

@@ -173,10 +173,35 @@ def test_a_mistake_tells_which_source_it_is_in(write: Write, monkeypatch: pytest
 
 
 def test_no_backend_at_all_is_a_mistake(write: Write) -> None:
-    told = "backends: is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL"
+    told = (
+        "backends: is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL; "
+        "or say under `discovery` where they are found"
+    )
     assert mistakes(None) == [told]
     assert mistakes(write("")) == [told]
-    assert mistakes(write("backends: []")) == ["backends: must not be empty"]
+    assert mistakes(write("backends: []")) == [told]
+    assert mistakes(write("retries: {max: -1}")) == ["retries.max: must be greater than or equal to 0", told]
+
+
+def test_with_discovery_no_backend_need_be_named(write: Write) -> None:
+    settings = load_settings(write("discovery: [{kind: dns, host: vllm.local, port: 8000}]"))
+    assert (settings.backends, settings.discovery[0].label) == ((), "dns:vllm.local")
+
+
+def test_what_a_kind_of_discovery_lacks_and_what_it_has_no_use_for_is_told(write: Write) -> None:
+    entries = (
+        "discovery: [{kind: file}, {kind: dns, path: a, port: http, host: h}, {kind: kubernetes, host: h},"
+        " {kind: dns, host: h, resolver: '1.2.3.4'}, {kind: consul}]"
+    )
+    assert mistakes(write(entries)) == [
+        "discovery[0].path: is missing; name the file with the list of backends",
+        "discovery[1].path: is for file, not for dns; leave it out",
+        "discovery[1].port: must be a whole number; only Kubernetes has names for ports",
+        "discovery[2].host: is for dns, not for kubernetes; leave it out",
+        "discovery[2].service: give either service (its endpoints) or selector (pods by label)",
+        "discovery[3].resolver: has no port; write HOST:PORT, such as 0.0.0.0:8080",
+        "discovery[4].kind: must be 'file', 'dns' or 'kubernetes'",
+    ]
 
 
 def test_a_slip_in_a_variable_is_told_and_foreign_variables_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

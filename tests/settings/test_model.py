@@ -96,7 +96,7 @@ def test_somebody_must_be_served() -> None:
         backends=[{"url": "http://a", "weight": 0}, {"url": "http://b", "weight": 0}]
     )
     Settings(backends=[{"url": "http://a", "weight": 0}, {"url": "http://b"}])
-    assert "backends" in refused(backends=[])
+    assert "name an engine" in refused(backends=[])
 
 
 @pytest.mark.parametrize("name", ["gpu-1", "[::1]:80", "rack=3/gpu", "a" * 128])
