@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any, Protocol, runtime_checkable
 
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import RequestKeys
@@ -12,17 +13,40 @@ from stickyroute.routing.view import FleetView
 __all__ = ["Decision", "Router"]
 
 
+@runtime_checkable
+class _Rewinds(Protocol):
+    """A random source that can be put back, as a `random.Random` can."""
+
+    def getstate(self) -> Any:
+        """Where it stands."""
+
+    def setstate(self, state: Any) -> None:
+        """Stand there again."""
+
+
 class Router:
     """Decides where each request goes. `rand` is anything with `random()`, such as a `random.Random`."""
 
-    __slots__ = ("_choose", "_rand", "needs", "policy")
+    __slots__ = ("_choose", "_rand", "decides", "needs", "policy")
 
     def __init__(self, policy: Policy, rand: Rand) -> None:
         self.policy = policy.name
         self.needs = policy.needs
+        self.decides = policy
         self._choose = policy.choose
         self._rand = rand
 
     def route(self, keys: RequestKeys, view: FleetView, tried: Collection[int] = ()) -> Decision | None:
         """The backend for a request, or None when every one is unavailable or in `tried` (slots)."""
         return self._choose(keys, view, tried, self._rand)
+
+    def peek(self, keys: RequestKeys, view: FleetView, tried: Collection[int] = ()) -> Decision | None:
+        """What `route` would answer now, by the same function; no turn is taken and no random number drawn."""
+        turns, rand = view.credits[:], self._rand
+        state = rand.getstate() if isinstance(rand, _Rewinds) else None
+        try:
+            return self._choose(keys, view, tried, rand)
+        finally:
+            view.credits[:] = turns
+            if isinstance(rand, _Rewinds):
+                rand.setstate(state)
