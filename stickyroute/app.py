@@ -29,7 +29,7 @@ from stickyroute.http.server import Server
 from stickyroute.http.sweeper import Sweeper
 from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import RouteTable
-from stickyroute.proxy import Front, Observer, Proxy, Target
+from stickyroute.proxy import Front, Observer, Proxy, Target, Witness
 from stickyroute.routing.affinity import build_affinity
 from stickyroute.routing.keys import Needs
 from stickyroute.routing.policies import build_policy
@@ -55,6 +55,7 @@ class App:
         self.fleet = Fleet(specs, settings.ring.vnodes, _tuning(settings))
         self.metrics = Metrics(self.fleet, __version__)
         self.observers: list[Observer] = []  # told of every proxied request's end; before `start`
+        self.witnesses: list[Witness] = []  # told of every request that was sent; before `start`
         self.port = 0
         self.admin_port = 0
         self._access_log: AccessLog | None = None
@@ -106,6 +107,7 @@ class App:
             self._access_log,
             self._exact.offer if self._exact is not None else None,
             tuple(self.observers),
+            tuple(self.witnesses),
         )
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._watch = ModelsWatch(self.fleet, interval_s=settings.models_interval_s)

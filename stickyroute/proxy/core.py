@@ -38,6 +38,10 @@ from stickyroute.settings import Settings
 Learn = Callable[[int, RequestKeys, Shape, str | None, Mapping[str, Any] | None], None]
 """Hears of a request that was sent: the backend's slot, its keys, route, model and body. Must cost next to nothing."""
 
+Witness = Callable[[Exchange, Asked, str], None]
+"""Hears of a request that was sent: what it asks and whose it is (the tenant). Must cost microseconds, never raise,
+and not keep the exchange past its end."""
+
 _UNREAD = Asked(None, False, None)
 _CREDENTIALS = (b"authorization", b"x-api-key")
 # A backend that answers so is full or starting up, and has not begun to work on the request.
@@ -61,16 +65,16 @@ class Proxy:
         access_log: AccessLog | None,
         learn: Learn | None = None,
         observers: tuple[Observer, ...] = (),
+        witnesses: tuple[Witness, ...] = (),
     ) -> None:
         self._fleet = fleet
         self._targets = targets
-        self._routes = routes
-        self._affinity = affinity
-        self._router = router
         self._front = front
         self._metrics = metrics
+        self.hold = Hold(self, settings.hold.requests, settings.hold.wait_s)
         self._ledger = Ledger(fleet, metrics, access_log, observers)
         self._learn = learn
+        self._witnesses = witnesses
         self._residence = Residence(REMEMBERED_IDS)
         self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
         self._retries_max = settings.retries.max
@@ -112,6 +116,8 @@ class Proxy:
         self._metrics.decision_time(exchange.sent_s - began_s)
         if self._learn is not None and exchange.slot >= 0:
             self._learn(exchange.slot, keys, route.shape, asked.model, asked.body)
+        for witness in self._witnesses:
+            witness(exchange, asked, tenant)
 
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
