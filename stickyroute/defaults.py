@@ -75,3 +75,7 @@ SCRAPE_TIMEOUT_S: Final = 2.0
 EXACT_BLOCKS: Final = 500_000  # of tokens over all backends: at 16 tokens 8 million tokens, 16 large engines
 EXACT_CHECK_S: Final = 5.0
 EVENTS_RANKS: Final = 1
+PROBE_INTERVAL_S: Final = 2.0  # on a busy fleet the traffic answers it, so it costs little
+PROBE_TIMEOUT_S: Final = 2.0
+HOLD_REQUESTS: Final = 0  # off: who balances load over several proxies wants to know at once
+HOLD_WAIT_S: Final = 5.0

@@ -26,6 +26,7 @@ from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.openai.state import held_id, holds_id
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
+from stickyroute.proxy.hold import Hold
 from stickyroute.proxy.ledger import Ledger, Observer
 from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.decision import Decision
@@ -71,20 +72,37 @@ class Proxy:
         self._targets = targets
         self._front = front
         self._metrics = metrics
-        self.hold = Hold(self, settings.hold.requests, settings.hold.wait_s)
+        self.hold = Hold(self)
         self._ledger = Ledger(fleet, metrics, access_log, observers)
         self._learn = learn
         self._witnesses = witnesses
         self._residence = Residence(REMEMBERED_IDS)
+        self.in_flight = 0
+        self.retune(settings, affinity, router, routes)
+
+    def retune(
+        self, settings: Settings, affinity: AffinityRule, router: Router, routes: RouteTable
+    ) -> None:
+        """Go by these from the next request on, and by these alone; what is running goes on as it began.
+
+        Never awaits, so it is atomic. Backends are not its matter: `targets` follows the fleet by slot.
+        """
+        self._routes = routes
+        self._affinity = affinity
+        self._router = router
         self._budget = RetryBudget(settings.retries.budget, settings.retries.burst)
         self._retries_max = settings.retries.max
         self._max_in_flight = settings.limits.max_in_flight
         self._strict_models = settings.strict_models
         self._strict_json = settings.strict_json
         self._show_decision = settings.response_headers
+        self.hold.retune(settings.hold.requests, settings.hold.wait_s)
         # Only who looks at what is cached where has a use for first tokens and usage: they cost a little.
         self._watches = router.needs & Needs.CHAIN == Needs.CHAIN
-        self.in_flight = 0
+
+    def close(self) -> None:
+        """The proxy stops: answer who waits for a backend now, rather than at the end of the wait."""
+        self.hold.close()
 
     # One request.
 
@@ -129,7 +147,7 @@ class Proxy:
             decision = self._choose(exchange)
             now_s = exchange.sent_s = monotonic()
             if decision is None:
-                self._give_up(exchange)
+                self._nobody(exchange)
                 return
             exchange.tried.append(decision.slot)
             exchange.lease = self._fleet.lease(decision.slot, keys, now_s, pool, streams)
@@ -267,8 +285,26 @@ class Proxy:
         exchange.release()
         self._attempt(exchange)
 
-    def _give_up(self, exchange: Exchange) -> None:
+    def _nobody(self, exchange: Exchange) -> None:
+        """Nobody can take it now: it waits, if that is allowed."""
         exchange.slot, exchange.reason = -1, ""  # whoever was tried before, it is nobody's answer
+        hold = self.hold
+        if not hold.limit or not hold.take(exchange, exchange.sent_s):
+            self.give_up(exchange)
+
+    def may_go(self, exchange: Exchange) -> bool:
+        """Whether a backend of a request that waits is there again; fleet and models may be others by now."""
+        exchange.pool = self._fleet.pool(exchange.model) or exchange.pool
+        available = self._fleet.available
+        return any(available[slot] for slot in exchange.pool.view.slots)
+
+    def go_on(self, exchange: Exchange) -> None:
+        """Try a request that waited anew; nobody has it, so everybody may be asked again."""
+        exchange.tried.clear()
+        self._attempt(exchange)
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Answer that nobody can take it."""
         wait_s = max(1.0, self._fleet.next_retry_s(monotonic()))
         self._answer(exchange, NoBackend("No backend can take this request now.", retry_after_s=wait_s))
 
@@ -289,6 +325,8 @@ class Proxy:
     def account(self, exchange: Exchange, end: str) -> None:
         """The one place where an exchange ends."""
         self.in_flight -= 1
+        if self.hold:
+            self.hold.drop(exchange)
         self._ledger.close(exchange, end)
 
     # Before a request is proxied.

@@ -41,6 +41,7 @@ from stickyroute.settings.groups import (
     TimeoutSettings,
     TlsSettings,
 )
+from stickyroute.settings.waiting import HoldSettings, ProbeSettings
 
 PolicyName = Literal[
     "sticky",
@@ -149,6 +150,12 @@ class Settings(BaseSettings):
     )
     scrape: ScrapeSettings = Field(
         default_factory=ScrapeSettings, description="What each backend's /metrics says."
+    )
+    probe: ProbeSettings = Field(
+        default_factory=ProbeSettings, description="Asking each backend whether it is well."
+    )
+    hold: HoldSettings = Field(
+        default_factory=HoldSettings, description="Requests that wait while no backend can take them."
     )
     exact: ExactSettings = Field(
         default_factory=ExactSettings, description="What backends with KV events hold."
