@@ -6,7 +6,7 @@ Nothing here waits: every step runs to its end inside the callback that made it 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from stickyroute.accesslog import AccessLog
@@ -34,10 +34,13 @@ from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.residence import Residence
 from stickyroute.routing.retry import RetryBudget
 from stickyroute.routing.router import Router
+from stickyroute.routing.view import FleetView
 from stickyroute.settings import Settings
 
 Learn = Callable[[int, RequestKeys, Shape, str | None, Mapping[str, Any] | None], None]
 """Hears of a request that was sent: the backend's slot, its keys, route, model and body. Must cost next to nothing."""
+
+Choose = Callable[[RequestKeys, FleetView, Collection[int]], Decision | None]
 
 Witness = Callable[[Exchange, Asked, str], None]
 """Hears of a request that was sent: what it asks and whose it is (the tenant). Must cost microseconds, never raise,
@@ -80,9 +83,7 @@ class Proxy:
         self.in_flight = 0
         self.retune(settings, affinity, router, routes)
 
-    def retune(
-        self, settings: Settings, affinity: AffinityRule, router: Router, routes: RouteTable
-    ) -> None:
+    def retune(self, settings: Settings, affinity: AffinityRule, router: Router, routes: RouteTable) -> None:
         """Go by these from the next request on, and by these alone; what is running goes on as it began.
 
         Never awaits, so it is atomic. Backends are not its matter: `targets` follows the fleet by slot.
@@ -160,13 +161,24 @@ class Proxy:
         self._send(exchange, fresh=False)
 
     def _choose(self, exchange: Exchange) -> Decision | None:
-        """The backend that keeps what the request comes back to, if that is known, and no other; else any."""
-        if exchange.held is not None:
-            slot = self._residence.find(exchange.held)
-            if slot is not None and slot in exchange.pool.view.slots:
-                there = self._fleet.available[slot] and slot not in exchange.tried
+        """The backend for the next attempt; None where nobody can take it."""
+        held, keys, pool, tried = exchange.held, exchange.keys, exchange.pool, exchange.tried
+        route = self._router.route
+        if held is None:
+            return route(keys, pool.view, tried)
+        return self.choose(held, keys, pool, tried, route)
+
+    def choose(
+        self, held: bytes | None, keys: RequestKeys, pool: Pool, tried: Collection[int], route: Choose
+    ) -> Decision | None:
+        """The backend that keeps what the request comes back to, if that is known, and no other; else what `route`
+        says: the router's own, or its peek."""
+        if held is not None:
+            slot = self._residence.find(held)
+            if slot is not None and slot in pool.view.slots:
+                there = self._fleet.available[slot] and slot not in tried
                 return Decision(slot, "pinned") if there else None
-        return self._router.route(exchange.keys, exchange.pool.view, exchange.tried)
+        return route(keys, pool.view, tried)
 
     def _send(self, exchange: Exchange, *, fresh: bool) -> None:
         target = self._targets[exchange.slot]
