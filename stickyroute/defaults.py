@@ -68,6 +68,11 @@ RETRIES_BURST: Final = 100  # retries: so that a quiet proxy can fail over at al
 REMEMBERED_IDS: Final = 65_536  # responses and sessions whose engine is known: about 10 MB at most
 
 ACCESS_LOG: Final = "off"
+ACCESS_LOG_SAMPLE: Final = 1.0
+PRICE_CACHE_READ: Final = 0.1  # what the large providers ask for a cached token, times an uncached one
+PRICE_CACHE_WRITE: Final = 1.25
+TRACING_SAMPLE: Final = 1.0
+TRACING_QUEUE: Final = 8192  # spans: some seconds of 500 requests a second
 LOG_LEVEL: Final = "info"
 MODELS_INTERVAL_S: Final = 10.0
 SCRAPE_INTERVAL_S: Final = 5.0  # the figures only correct our own; SGLang's move every 40 decode steps

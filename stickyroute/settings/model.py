@@ -17,6 +17,7 @@ from stickyroute.settings.addresses import Address, split_host_port
 from stickyroute.settings.checks import (
     Key,
     Listen,
+    Number,
     Problem,
     Problems,
     Routes,
@@ -41,6 +42,7 @@ from stickyroute.settings.groups import (
     TimeoutSettings,
     TlsSettings,
 )
+from stickyroute.settings.telemetry import PriceSettings, TracingSettings, UsageSettings
 from stickyroute.settings.waiting import HoldSettings, ProbeSettings
 
 PolicyName = Literal[
@@ -140,6 +142,15 @@ class Settings(BaseSettings):
     access_log_path: Path | None = Field(
         default=None, description="Where the access log goes. Default: stdout."
     )
+    access_log_sample: Annotated[Number, Field(ge=0, le=1)] = Field(
+        default=defaults.ACCESS_LOG_SAMPLE,
+        description="Share of the requests that have a line, 0 to 1; those that went wrong always have one.",
+    )
+    usage: UsageSettings = Field(default_factory=UsageSettings, description="What replies tell of tokens.")
+    prices: PriceSettings = Field(
+        default_factory=PriceSettings, description="What prompt tokens cost, to tell what the cache saves."
+    )
+    tracing: TracingSettings = Field(default_factory=TracingSettings, description="OpenTelemetry traces.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default=defaults.LOG_LEVEL,
         description="What the proxy tells about itself: debug, info, warning, error.",
