@@ -3,39 +3,52 @@
 Owns the placement, which depends on the names, weights and number of points alone: not on the order of
 members, on history, on the process or on the machine. uhashring makes the points; lookups are a bisection
 over a flat tuple. A ring never changes: build another. Knows nothing of load or availability.
+
+A ring of hundreds of members has hundreds of thousands of points, so `Points` remembers those of each member
+and builds in steps of a few milliseconds, between which a loop may do other things.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from itertools import compress
+from typing import TypeVar
 
 from uhashring import HashRing
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
-__all__ = ["Ring"]
+__all__ = ["Points", "Ring", "finish"]
+
+_STEP_POINTS = 4096  # merged in one step: a few milliseconds
+_KEYS = 1 << 64
+_HAS_PLACE = (-1).__lt__
 
 
 class Ring:
-    """Built by `Ring.build`. Members are known by their index in the sequence they were given in."""
+    """Built by `Ring.build` or `Points`. Members are known by their index in the sequence they were given in."""
 
-    __slots__ = ("_owners", "_placed", "_points", "fingerprint", "members", "weights")
+    __slots__ = ("_contested", "_owners", "_placed", "_points", "_shares", "fingerprint", "members", "weights")
 
     def __init__(
         self,
         members: tuple[str, ...],
         weights: tuple[int, ...],
-        points: tuple[int, ...],
-        owners: tuple[int, ...],
+        points: Sequence[int],
+        owners: Sequence[int],
+        contested: bool = False,
     ) -> None:
         self.members = members
         self.weights = weights
-        self._points = points
-        self._owners = owners
+        self._points = tuple(points)
+        self._owners = tuple(owners)
+        self._contested = contested
         self._placed = sum(1 for weight in weights if weight)
+        self._shares: tuple[float, ...] | None = None
         # Two replicas with equal fingerprints agree on every home.
         placed = sorted((name, weight) for name, weight in zip(members, weights, strict=True) if weight)
-        self.fingerprint = xxh3_64_hexdigest(repr((len(points), placed)).encode())
+        self.fingerprint = xxh3_64_hexdigest(repr((len(self._points), placed)).encode())
 
     @classmethod
     def build(cls, members: Sequence[tuple[str, int]], vnodes: int) -> Ring:
@@ -43,17 +56,7 @@ class Ring:
 
         Raises ValueError for a name given twice, a negative weight or fewer than one point.
         """
-        names = tuple(name for name, _ in members)
-        weights = tuple(weight for _, weight in members)
-        if len(set(names)) != len(names):
-            raise ValueError("members must have different names")
-        if vnodes < 1 or any(weight < 0 for weight in weights):
-            raise ValueError("weights must not be negative and vnodes must be at least 1")
-        index = {name: i for i, name in enumerate(names)}
-        # Where points of two members collide, uhashring keeps the last: in this order, the smallest name.
-        placed = {name: weights[index[name]] for name in sorted(names, reverse=True) if weights[index[name]]}
-        made = HashRing(placed, hash_fn=_point, vnodes=vnodes).get_points() if placed else []
-        return cls(names, weights, tuple(point for point, _ in made), tuple(index[name] for _, name in made))
+        return finish(Points(vnodes).build(members))
 
     def home(self, key: int) -> int:
         """The index of the member that owns `key`; -1 on a ring without points."""
@@ -81,11 +84,162 @@ class Ring:
 
     def shares(self) -> tuple[float, ...]:
         """The part of all keys, 0 to 1, that each member owns."""
+        if self._shares is None:
+            finish(self.share_steps())
+        assert self._shares is not None
+        return self._shares
+
+    def share_steps(self) -> Generator[None, None, None]:
+        """Find out `shares` in steps."""
         points, owners = self._points, self._owners
         owned = [0] * len(self.members)
-        for i, owner in enumerate(owners):
-            owned[owner] += (points[i] - points[i - 1]) % (1 << 64) if len(points) > 1 else 1 << 64
-        return tuple(part / (1 << 64) for part in owned)
+        last = points[-1] - _KEYS if points else 0
+        for start in range(0, len(points), _STEP_POINTS):
+            stop = start + _STEP_POINTS
+            for point, owner in zip(points[start:stop], owners[start:stop], strict=True):
+                owned[owner] += point - last
+                last = point
+            yield
+        self._shares = tuple(part / _KEYS for part in owned)
+
+    def only(self, members: Sequence[int], points: Points) -> Generator[None, None, Ring]:
+        """The ring of these members alone, in this order, in steps."""
+        given = [(self.members[member], self.weights[member]) for member in members]
+        if self._contested:
+            # Who loses a point here may be the one to have it there.
+            return (yield from points.build(given))
+        index = [-1] * len(self.members)
+        for place, member in enumerate(members):
+            index[member] = place
+        kept: list[int] = []
+        owners: list[int] = []
+        for start in range(0, len(self._points), _STEP_POINTS):
+            here = list(map(index.__getitem__, self._owners[start : start + _STEP_POINTS]))
+            stays = list(map(_HAS_PLACE, here))
+            kept += compress(self._points[start : start + _STEP_POINTS], stays)
+            owners += compress(here, stays)
+            yield
+        return Ring(tuple(name for name, _ in given), tuple(weight for _, weight in given), kept, owners)
+
+    def moves(
+        self, after: Ring, moved: Callable[[str | None, str | None, float], None]
+    ) -> Generator[None, None, None]:
+        """Tell which keys another ring gives to somebody else: `moved(from, to, share)`, names, None for nobody;
+        the same pair may be told often. In steps."""
+        if not self._points or not after._points:
+            for name, share in zip(self.members, self.shares(), strict=True):
+                if share:
+                    moved(name, None, share)
+            for name, share in zip(after.members, after.shares(), strict=True):
+                if share:
+                    moved(None, name, share)
+            return
+        place = {name: member for member, name in enumerate(after.members)}
+        becomes = [place.get(name, -1) for name in self.members]
+        old, new, old_owners, new_owners = self._points, after._points, self._owners, after._owners
+        i = j = begin = done = 0
+        while begin < _KEYS:
+            # Past its last point a ring begins anew.
+            one, loser = (old[i], old_owners[i]) if i < len(old) else (_KEYS, old_owners[0])
+            other, winner = (new[j], new_owners[j]) if j < len(new) else (_KEYS, new_owners[0])
+            end = one if one < other else other
+            if becomes[loser] != winner and end > begin:
+                moved(self.members[loser], after.members[winner], (end - begin) / _KEYS)
+            i += one == end
+            j += other == end
+            begin = end
+            done += 1
+            if not done % _STEP_POINTS:
+                yield
+
+
+class Points:
+    """The points of members, remembered, and rings made of them. `vnodes` is the number per unit of weight.
+
+    Raises ValueError for fewer than one.
+    """
+
+    __slots__ = ("_of_unit", "vnodes")
+
+    def __init__(self, vnodes: int) -> None:
+        if vnodes < 1:
+            raise ValueError("vnodes must be at least 1")
+        self.vnodes = vnodes
+        self._of_unit: dict[tuple[str, int], array[int]] = {}
+
+    def build(self, members: Sequence[tuple[str, int]]) -> Generator[None, None, Ring]:
+        """A ring of (name, weight) members, in steps; what the generator returns is the ring.
+
+        Raises ValueError for a name given twice or a negative weight.
+        """
+        names = tuple(name for name, _ in members)
+        weights = tuple(weight for _, weight in members)
+        if len(set(names)) != len(names):
+            raise ValueError("members must have different names")
+        if any(weight < 0 for weight in weights):
+            raise ValueError("weights must not be negative")
+        # Where points of two members collide, uhashring keeps the last: in this order, the smallest name.
+        order = sorted(range(len(names)), key=names.__getitem__, reverse=True)
+        runs: list[tuple[int, array[int]]] = []
+        for member in order:
+            for unit in range(weights[member]):
+                known = self._of_unit.get((names[member], unit))
+                if known is None:
+                    known = self._of_unit[names[member], unit] = self._points(names[member], unit)
+                    yield
+                runs.append((member, known))
+        points: list[int] = []
+        owners: list[int] = []
+        contested = False
+        total = sum(len(run) for _, run in runs)
+        stretches = total // _STEP_POINTS + 1
+        starts = [0] * len(runs)
+        for stretch in range(1, stretches + 1):
+            end = stretch * _KEYS // stretches
+            owner_of: dict[int, int] = {}
+            count = 0
+            for number, (member, run) in enumerate(runs):
+                start = starts[number]
+                stop = starts[number] = len(run) if end == _KEYS else bisect_left(run, end, start)
+                count += stop - start
+                owner_of.update(dict.fromkeys(run[start:stop], member))
+            here = sorted(owner_of)
+            contested |= len(here) < count
+            points += here
+            owners += map(owner_of.__getitem__, here)
+            yield
+        return Ring(names, weights, points, owners, contested)
+
+    def forget_others(self, names: Collection[str]) -> None:
+        """Keep the points of these members alone."""
+        for name, unit in list(self._of_unit):
+            if name not in names:
+                del self._of_unit[name, unit]
+
+    def _points(self, name: str, unit: int) -> array[int]:
+        """What uhashring gives a member for the `unit`th of its weight: the points after those of the ones before."""
+        first = unit * self.vnodes
+
+        def hash_fn(label: str) -> int:
+            if first:
+                number = int(label[label.rindex("-") + 1 :])
+                label = f"{name}-{first + number}"
+            return _point(label)
+
+        made = HashRing({name: 1}, hash_fn=hash_fn, vnodes=self.vnodes).get_points()
+        return array("Q", [point for point, _ in made])
+
+
+_Result = TypeVar("_Result")
+
+
+def finish(steps: Generator[None, None, _Result]) -> _Result:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]  # what a generator returns
 
 
 def _point(label: str) -> int:
