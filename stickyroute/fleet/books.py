@@ -95,7 +95,8 @@ class Books:
         loads.in_flight_tokens[slot] += lease.tokens
         loads.kv_used[slot] = used = loads.kv_per_token[slot] * loads.in_flight_tokens[slot]
         lease.learns = lease.streams and used < KV_HIGH_WATER
-        lease.ahead_tokens = loads.backlog_tokens[slot]
+        lease.ahead_tokens = ahead = loads.backlog_tokens[slot]
+        lease.expected_s = loads.step_s + (ahead + lease.missing_tokens) * loads.token_s[slot]
         waiting[lease] = None
         self._count_arrival(now_s, lease.missing_tokens * loads.token_s[slot])
         self._owed[slot] += lease.missing_tokens
