@@ -18,7 +18,7 @@ from stickyroute.settings.groups import (
     TimeoutSettings,
     TlsSettings,
 )
-from stickyroute.settings.load import effective_yaml, load_settings
+from stickyroute.settings.load import effective_yaml, load_settings, read_backends
 from stickyroute.settings.model import Settings
 
 __all__ = [
@@ -39,5 +39,6 @@ __all__ = [
     "effective_yaml",
     "load_settings",
     "parse_backend_url",
+    "read_backends",
     "split_host_port",
 ]

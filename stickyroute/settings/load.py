@@ -62,6 +62,39 @@ def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None)
     return settings
 
 
+def read_backends(path: Path) -> tuple[BackendSettings, ...]:
+    """The backends of a file of discovery: a list as under `backends`, or a group with that one key.
+
+    Raises ConfigError with every mistake.
+    """
+    content = _content(path)
+    rows = content.get("backends") if isinstance(content, dict) and set(content) <= {"backends"} else content
+    if rows is None:
+        return ()
+    if not isinstance(rows, list):
+        raise ConfigError(f"{path}: must be a list of backends, or `backends:` with one")
+    problems: list[Problem] = []
+    backends: list[BackendSettings] = []
+    for index, row in enumerate(_without_nulls(rows)):
+        try:
+            backends.append(BackendSettings.model_validate(row))
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_input=False):
+                loc = ("backends", index, *detail["loc"])
+                cause = detail.get("ctx", {}).get("error")
+                problems.append(Problem(loc, _what(detail["type"], loc, detail["msg"], cause)))
+        else:
+            if backends[-1].events is not None:
+                what = "cannot be followed here; name this backend in the configuration itself"
+                problems.append(Problem(("backends", index, "events"), what))
+    problems += backend_problems(list(enumerate(backends)), found=True)
+    if problems:
+        raise ConfigError(
+            "\n".join(f"{path}: {_dotted(problem.path)}: {problem.what}" for problem in problems)
+        )
+    return tuple(backends)
+
+
 def effective_yaml(settings: Settings) -> str:
     """Every setting with the value in force, as YAML; secrets are masked."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
@@ -93,21 +126,35 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    return _group(_content(path), str(path))
+
+
+def _content(path: Path) -> Any:
     try:
-        content = yaml.load(path.read_bytes(), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        text = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return _parse(text, str(path))
+
+
+def _parse(text: bytes, name: str) -> Any:
+    """YAML, or JSON, which is YAML but for tabs. `name` is what the text is called in messages."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not YAML: {error.problem or error.context}") from None
+        raise ConfigError(f"{name}{where}: not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: not YAML: {_first_line(error)}") from None
+        raise ConfigError(f"{name}: not YAML: {_first_line(error)}") from None
+
+
+def _group(content: Any, name: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path}: holds no settings; write `key: value` lines, such as `listen: 0.0.0.0:8080`"
+            f"{name}: holds no settings; write `key: value` lines, such as `listen: 0.0.0.0:8080`"
         )
     return content
 
