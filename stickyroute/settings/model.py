@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from stickyroute import defaults
 from stickyroute.settings.addresses import Address, split_host_port
 from stickyroute.settings.checks import (
+    Count,
     Key,
     Listen,
     Number,
@@ -42,6 +43,7 @@ from stickyroute.settings.groups import (
     TimeoutSettings,
     TlsSettings,
 )
+from stickyroute.settings.insight import DoctorSettings
 from stickyroute.settings.telemetry import PriceSettings, TracingSettings, UsageSettings
 from stickyroute.settings.waiting import HoldSettings, ProbeSettings
 
@@ -170,6 +172,20 @@ class Settings(BaseSettings):
     )
     exact: ExactSettings = Field(
         default_factory=ExactSettings, description="What backends with KV events hold."
+    )
+    decisions: Count = Field(
+        default=defaults.DECISIONS, le=1_000_000, description="How many past decisions the admin port shows."
+    )
+    shadow: PolicyName | None = Field(
+        default=None,
+        description="A policy that decides too and changes nothing, to compare it in metrics. Default: none.",
+    )
+    shadow_share: Annotated[Number, Field(gt=0, le=1)] = Field(
+        default=defaults.SHADOW_SHARE,
+        description="Share of the users that the shadow policy decides for, 0 to 1.",
+    )
+    doctor: DoctorSettings = Field(
+        default_factory=DoctorSettings, description="What tells why prefixes break."
     )
 
     @classmethod
