@@ -18,7 +18,7 @@ from stickyroute.settings.groups import (
     TimeoutSettings,
     TlsSettings,
 )
-from stickyroute.settings.load import effective_yaml, load_settings, read_backends
+from stickyroute.settings.load import effective_yaml, load_settings, load_text, read_backends
 from stickyroute.settings.model import Settings
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "TlsSettings",
     "effective_yaml",
     "load_settings",
+    "load_text",
     "parse_backend_url",
     "read_backends",
     "split_host_port",

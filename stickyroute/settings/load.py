@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
@@ -29,6 +29,7 @@ _PREFIX = "STICKYROUTE_"
 # What Kubernetes puts into every pod beside a Service called stickyroute.
 _SERVICE_LINKS = re.compile(r"STICKYROUTE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP).*)?)")
 
+_MASK = "**********"  # as pydantic shows a secret
 _PHRASES = {
     "missing": "is missing; it is required",
     "tuple_type": "must be a list",
@@ -47,9 +48,33 @@ _PHRASES = {
 
 def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of one run; `overrides` are flags, nested like the file. Raises ConfigError."""
+    return _load({} if path is None else _group(_content(path), str(path)), dict(overrides or {}))
+
+
+def load_text(
+    text: bytes, name: str, overrides: Mapping[str, Any] | None = None, present: Settings | None = None
+) -> tuple[Settings, tuple[str, ...]]:
+    """The same from the text of a file, called `name` in messages; and what in it flags or the environment overrule.
+
+    A secret that is masked, as `effective_yaml` shows it, stays what it is in `present`. Raises ConfigError.
+    """
+    file = _group(_parse(text, name), name)
+    if present is not None:
+        file = _unmasked(file, present)
+        masked = [
+            f"{_dotted(path)}: is a mask for a secret that is not known here; write it out"
+            for path in _masks(file)
+        ]
+        if masked:
+            raise ConfigError("\n".join(masked))
     flags = dict(overrides or {})
+    settings = _load(file, flags)
+    overruled = dict.fromkeys((*_overruled(file, flags), *_overruled(file, _Environment(Settings)())))
+    return settings, tuple(overruled)
+
+
+def _load(file: dict[str, Any], flags: Mapping[str, Any]) -> Settings:
     environment = _Environment(Settings)()
-    file = {} if path is None else _read_file(path)
     values = _without_nulls(_merged(_merged(file, environment), flags))
     problems = list(_misspelt_variables())
     settings = None
@@ -125,10 +150,6 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    return _group(_content(path), str(path))
-
-
 def _content(path: Path) -> Any:
     try:
         text = path.read_bytes()
@@ -161,6 +182,44 @@ def _group(content: Any, name: str) -> dict[str, Any]:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def _overruled(file: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[str]:
+    """Paths at which `over` has another value than `file`."""
+    for key, value in over.items():
+        below = file.get(key)
+        if isinstance(below, dict) and isinstance(value, dict):
+            yield from (f"{key}.{path}" for path in _overruled(below, value))
+        elif below is not None and below != value:
+            yield key
+
+
+def _unmasked(given: Any, present: Any) -> Any:
+    """`given` with the secrets of `present` wherever it has a mask. Items of lists are the same by name or place."""
+    if given == _MASK and isinstance(present, SecretStr):
+        return present.get_secret_value()
+    if isinstance(given, dict) and isinstance(present, BaseModel):
+        return {key: _unmasked(value, getattr(present, str(key), None)) for key, value in given.items()}
+    if isinstance(given, list) and isinstance(present, tuple):
+        named = {item.name: item for item in present if isinstance(item, BackendSettings | GatewayKey)}
+        return [
+            _unmasked(item, named.get(item["name"]))
+            if isinstance(item, dict) and isinstance(item.get("name"), str)
+            else _unmasked(item, present[index] if index < len(present) and not named else None)
+            for index, item in enumerate(given)
+        ]
+    return given
+
+
+def _masks(given: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if given == _MASK:
+        yield path
+    elif isinstance(given, dict):
+        for key, value in given.items():
+            yield from _masks(value, (*path, str(key)))
+    elif isinstance(given, list):
+        for index, item in enumerate(given):
+            yield from _masks(item, (*path, index))
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
