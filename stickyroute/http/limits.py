@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
-    """Sizes in bytes, times in seconds; None is no limit. Meanings and defaults: `settings`."""
+    """Sizes in bytes, times in seconds; None is no limit. Meanings and defaults: `settings`.
+
+    One object for the whole data plane: new values go into it, and hold for every connection there is.
+    """
 
     body_bytes: int
     head_bytes: int
@@ -35,3 +38,8 @@ class Limits:
             self.response_header_s or self.stream_idle_s,
         )
         return min(1.0, max(0.02, shortest / 4))
+
+    def become(self, other: Limits) -> None:
+        """Have the values of `other` from now on."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(other, field.name))

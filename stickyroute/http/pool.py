@@ -30,7 +30,9 @@ _OUR_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, 
 class BackendPool:
     """Connections to `host`:`port`. `tls` is None for plain HTTP."""
 
-    __slots__ = ("_host", "_idle", "_limits", "_loop", "_name", "_open", "_port", "_tasks", "_tls")
+    __slots__ = (
+        "_host", "_idle", "_limits", "_loop", "_name", "_open", "_port", "_retired", "_tasks", "_tls"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class BackendPool:
         self._idle: dict[UpstreamConnection, None] = {}
         self._open: set[UpstreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retired = False
 
     @property
     def idle(self) -> int:
@@ -113,6 +116,9 @@ class BackendPool:
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request."""
+        if self._retired:
+            connection.abort()
+            return
         connection.fresh = False
         connection.idle_since_s = monotonic()
         self._idle[connection] = None
@@ -139,6 +145,16 @@ class BackendPool:
         for connection in tuple(self._idle):
             connection.abort()
         self._idle.clear()
+
+    def retire(self) -> None:
+        """There will be no next request: what runs ends in peace, and its connection with it."""
+        self._retired = True
+        self.close_idle()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is open or being opened."""
+        return not self._open and not self._tasks
 
     async def close(self) -> None:
         """Drop every connection and every attempt to open one."""

@@ -41,6 +41,10 @@ class Sweeper:
         """Stop watching a member; unknown ones are fine."""
         return self._members.discard
 
+    def retune(self, tick_s: float) -> None:
+        """Tick so often from the next tick on."""
+        self._tick_s = tick_s
+
     def start(self) -> None:
         """Begin to tick."""
         if self._handle is None:

@@ -260,9 +260,18 @@ class AffinityRule:
         )
 
 
-def build_affinity(settings: Settings, needs: Needs) -> AffinityRule:
-    """The rule that the settings ask for."""
+def build_affinity(settings: Settings, needs: Needs, before: AffinityRule | None = None) -> AffinityRule:
+    """The rule that the settings ask for. It remembers what `before` remembers, and cuts prompts as that does."""
     affinity, prefix = settings.affinity, settings.prefix
+    if before is not None:
+        return AffinityRule(
+            affinity.sources,
+            affinity.tenant_header,
+            needs=needs,
+            prefixes=before.prefixes,
+            anchors=before.anchors,
+            sessions=before.sessions,
+        )
     prefixes = Prefixes(prefix.block_bytes, prefix.prompt_bytes)
     return AffinityRule(
         affinity.sources,

@@ -1,0 +1,103 @@
+"""How requests reach the backend in each slot: its connections, its Host line, its credential.
+
+Owns the list that the proxy reads, and the connections of backends that have left or moved: replies that run
+there end as if nothing had happened, then the connections go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from stickyroute.fleet import Backend, BackendSpec
+from stickyroute.http.limits import Limits
+from stickyroute.http.pool import BackendPool
+from stickyroute.http.sweeper import Sweeper
+from stickyroute.live.build import backend_tls
+from stickyroute.proxy import Target
+
+__all__ = ["Targets"]
+
+Contexts = Mapping[BackendSpec, ssl.SSLContext | None]
+
+
+class Targets:
+    """`by_slot` is what the proxy reads; it is the same list for the life of the process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, sweeper: Sweeper) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._sweeper = sweeper
+        self._specs: dict[int, BackendSpec] = {}
+        self._leaving: list[BackendPool] = []
+        self.by_slot: list[Target] = []
+
+    def prepare(self, specs: Iterable[BackendSpec]) -> Contexts:
+        """TLS towards those of `specs` that are new or moved. Raises ConfigError; nothing has changed yet."""
+        known = {spec for spec in self._specs.values()}
+        return {spec: backend_tls(spec) for spec in specs if spec not in known}
+
+    def put(self, backends: Iterable[Backend], contexts: Contexts) -> None:
+        """These are in their slots from now on, added or changed. Must not fail: `contexts` has what could."""
+        for backend in backends:
+            slot, spec = backend.slot, backend.spec
+            before = self._specs.get(slot)
+            if before == spec:
+                continue
+            if before is not None and _route(before) == _route(spec):
+                pool = self.by_slot[slot].pool
+            else:
+                if before is not None:
+                    self._retire(slot)
+                tls = contexts[spec] if spec in contexts else backend_tls(spec)
+                pool = BackendPool(self._loop, spec.name, spec.host, spec.port, tls, self._limits)
+                self._sweeper.add(pool)
+            self._specs[slot] = spec
+            target = _target(spec, pool)
+            while slot > len(self.by_slot):
+                self.by_slot.append(target)  # nobody has that slot yet
+            if slot == len(self.by_slot):
+                self.by_slot.append(target)
+            else:
+                self.by_slot[slot] = target
+
+    def remove(self, backends: Iterable[Backend]) -> None:
+        """These have left. What they are answering goes on."""
+        for backend in backends:
+            if self._specs.pop(backend.slot, None) is not None:
+                self._retire_pool(self.by_slot[backend.slot].pool)
+
+    def tidy(self) -> None:
+        """Let go of connections that have ended."""
+        for pool in [pool for pool in self._leaving if pool.over]:
+            self._leaving.remove(pool)
+            self._sweeper.discard(pool)
+
+    async def close(self) -> None:
+        """Drop every connection."""
+        pools = [self.by_slot[slot].pool for slot in self._specs] + self._leaving
+        self._leaving = []
+        for pool in pools:
+            await pool.close()
+
+    def _retire(self, slot: int) -> None:
+        self._retire_pool(self.by_slot[slot].pool)
+
+    def _retire_pool(self, pool: BackendPool) -> None:
+        pool.retire()
+        self._leaving.append(pool)
+
+
+def _route(spec: BackendSpec) -> BackendSpec:
+    """What of a backend decides about its connections."""
+    return replace(spec, weight=1, api_key=None, models=None, max_in_flight=None, base_path="")
+
+
+def _target(spec: BackendSpec, pool: BackendPool) -> Target:
+    host = f"[{spec.host}]" if ":" in spec.host else spec.host
+    usual = 443 if spec.scheme == "https" else 80
+    authority = host if spec.port == usual else f"{host}:{spec.port}"
+    credential = f"Authorization: Bearer {spec.api_key}\r\n".encode() if spec.api_key else None
+    return Target(pool, spec.base_path.rstrip("/").encode(), f"Host: {authority}\r\n".encode(), credential)
