@@ -60,10 +60,11 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
     # returned, and that has by then aborted the upstream, which is read no more.
     client = relay.client
     queued = client.queued_bytes
+    sieve = relay.sieve
 
     def may_go() -> bool:
         """Enter the lane: between two chunks, and all that went before has left the client's transport."""
-        relay.direct = upstream.between_chunks and not queued()
+        relay.direct = upstream.between_chunks and not queued() and (sieve is None or not sieve.holds)
         return relay.direct
 
     def data_received(
@@ -73,7 +74,6 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
         slowly: Callable[[bytes], None] = upstream.data_received,
         may_go: Callable[[], bool] = may_go,
         later: Callable[[bytes], None] = client.write,
-        keep: bool = relay.tail is not None,
     ) -> None:
         length = len(data)
         try:
@@ -84,7 +84,7 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
         # By slice and index: a method of bytes costs twice as much, most of it for unpacking its argument.
         if data[line] == begin and data[-1] == _LF and data[-2] == _CR and (relay.direct or may_go()):
             relay.bytes_out += size
-            if keep and size > _ENDING:
+            if size > _ENDING:
                 relay.last = data
             try:
                 sent = _write(descriptor, data)
@@ -96,4 +96,22 @@ def _splice(upstream: UpstreamConnection, relay: Relay) -> Callable[[bytes], Non
         else:
             slowly(data)
 
-    return data_received
+    if sieve is None:
+        return data_received
+    tail = slice(-2 - len(sieve.ending), None)
+
+    def data_received_unless_marked(
+        data: bytes,
+        mark: bytes = sieve.mark,
+        ending: bytes = sieve.ending + b"\r\n",
+        from_end: slice = tail,
+        slowly: Callable[[bytes], None] = upstream.data_received,
+        go: Callable[[bytes], None] = data_received,
+    ) -> None:
+        # What the sieve would let pass as it is: it holds nothing, and a unit begins and ends with this chunk.
+        if data[from_end] == ending and mark not in data:
+            go(data)
+        else:
+            slowly(data)
+
+    return data_received_unless_marked

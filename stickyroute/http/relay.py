@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stickyroute.clock import monotonic
 from stickyroute.http.message import Request, nominated, status_line, without
+from stickyroute.http.sieve import Sieve
 from stickyroute.http.tunnel import Tunnel
 
 if TYPE_CHECKING:
@@ -26,11 +27,22 @@ CLIENT_STALLED = "client_stalled"
 UPSTREAM_DIED = "upstream_died"
 UPSTREAM_SILENT = "upstream_silent"
 HEADER_TIMEOUT = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
+UPSTREAM_ERROR = "upstream_error"  # the engine ended its stream with an error event
+UPSTREAM_DEAD = "upstream_dead"  # likewise, and it takes no requests any more
+UPSTREAM_ABORTED = "upstream_aborted"  # the engine ended its answer before its time
 REFUSED = "refused"  # answered by the proxy itself
+
+# A failure of an attempt: the head of a reply, and then the connection was lost before any of its body.
+HEAD_ONLY = "head_only"
+
+HEAD_HELD_S = 10.0
+"""The head of a stream is passed on after so long even if nothing follows it: clients, and whoever balances load
+in front of us, have limits of their own for heads."""
 
 # The end of a reply as it is kept: pieces, and of each so many bytes.
 _TAIL_PIECES = 8
 _TAIL_PIECE_BYTES = 4096
+_ENDING = 64  # what a stream says of itself at its end is longer; as in `lane`
 
 # The heads of short chunks, ready made: a streamed token is one chunk.
 _SHORT = 1024
@@ -42,11 +54,15 @@ class Relay(ABC):
     """Base of an exchange. `head_sent` marks the point of no return: after it, no further attempt is made."""
 
     __slots__ = (
+        "_before",
+        "_doubt",
+        "_doubt_s",
         "_ended",
         "_fed_before_s",
         "_head",
         "_heard",
         "_keep_alive",
+        "_kept",
         "bytes_out",
         "chunked",
         "client",
@@ -59,6 +75,7 @@ class Relay(ABC):
         "paused",
         "request",
         "sent_s",
+        "sieve",
         "status",
         "streams",
         "tail",
@@ -85,7 +102,13 @@ class Relay(ABC):
         self._keep_alive = request.keep_alive
         self.looking = False  # whether the subclass still looks at pieces of the body, by `has_begun`
         self.tail: deque[bytes] | None = None  # the last pieces of the body, where the subclass wants them
-        self.last = b""  # the last chunk of some length that went through the lane, if there is a tail
+        self.last = b""  # the last piece of some length: of the lane in its framing, else only without a tail
+        self._before = b""  # the one before it, if that did not go through the lane
+        # What is known of a reply that may not be one: its head, since when, and what came of its body.
+        self._doubt: tuple[int, bytes, dict[bytes, bytes], list[bytes]] | None = None
+        self._doubt_s = 0.0
+        self._kept = b""
+        self.sieve: Sieve | None = None  # what takes bytes out of the body, of an uncoded stream only
         self.paused = False
         self._heard = -1
         self._fed_before_s = 0.0
@@ -108,6 +131,23 @@ class Relay(ABC):
     def extra_lines(self) -> bytes:
         """Response fields the proxy adds, complete lines."""
 
+    def doubts(self, status: int, own: dict[bytes, bytes]) -> bool:
+        """Whether the beginning of the body must be seen before the reply is relayed; `own`: its fields."""
+        return False
+
+    def judge(self, status: int, opening: bytes, last: bool) -> bool | None:
+        """Whether a reply in doubt is relayed, by the beginning of its body; `last`: it is all of it.
+
+        None: not known yet, never if `last`. False: the subclass has begun another attempt or answered.
+        """
+        return True
+
+    def relaying(self, status: int) -> None:
+        """The reply with this status is the one that is relayed; nothing of it was sent yet."""
+
+    def answering(self) -> None:
+        """The first byte of the body is on its way to the client."""
+
     def has_begun(self, piece: bytes) -> bool:
         """Whether the reply proper began with this piece of the body; asked until it did, if `looking`."""
         return True
@@ -127,6 +167,10 @@ class Relay(ABC):
             self.last = b""
         return b"".join(tail)
 
+    def ending(self) -> bytes:
+        """The last pieces of a stream, for what it says of its end; at least two of more than 64 bytes."""
+        return self._before + self.last if self.tail is None else self.end_of_body()
+
     # Called by the upstream connection.
 
     def on_interim(self, status: int, lines: list[bytes]) -> None:
@@ -135,25 +179,35 @@ class Relay(ABC):
             self.client.write(status_line(status, b"") + b"".join(lines) + b"\r\n")
 
     def on_head(self, upstream: UpstreamConnection, followed: bool) -> None:
-        """The head of a reply arrived: relay it with exactly one framing, or drop it for another attempt.
+        """The head of a reply arrived: relay it, drop it for another attempt, or wait for what follows it.
 
         `followed`: `on_body` or `on_end` is called next, with what came in the same read; then it all leaves
         in one write, which is a quarter of what a short reply costs.
         """
-        status = upstream.status
+        status, own = upstream.status, upstream.own
         if not self.accept(status):
             return
+        if self.doubts(status, own):
+            self._doubt = status, upstream.reason, own, upstream.lines
+            self._doubt_s = monotonic()
+        else:
+            self._take_head(status, upstream.reason, own, upstream.lines)
+            if not followed:
+                self._write_head()
+
+    def _take_head(self, status: int, reason: bytes, own: dict[bytes, bytes], lines: list[bytes]) -> None:
+        """Make the client's head of this reply, with exactly one framing. No further attempt from here on."""
+        self.relaying(status)
         self.head_sent = True
         self.request.body = b""  # it can not be sent again, and a generation can be long
         self.status = status
-        own, lines = upstream.own, upstream.lines
         if self.unwanted:
             lines = without(lines, self.unwanted)
         if own:
             connection = own.get(b"connection")
             if connection is not None and (names := nominated(connection)):
                 lines = without(lines, names)
-        out = [status_line(status, upstream.reason), *lines]
+        out = [status_line(status, reason), *lines]
         content_type = own.get(b"content-type")
         cache_control = own.get(b"cache-control")
         buffering = own.get(b"x-accel-buffering")
@@ -164,6 +218,8 @@ class Relay(ABC):
                 self.streams = True
                 cache_control = cache_control or b"no-cache"
                 buffering = buffering or b"no"
+        if self.sieve is not None:
+            self._fit_sieve(lines)
         if cache_control is not None:
             out.append(b"cache-control: %b\r\n" % cache_control)
         if buffering is not None:
@@ -175,8 +231,40 @@ class Relay(ABC):
         out.append(self.extra_lines())
         out.append(b"\r\n")
         self._head = b"".join(out)
-        if not followed:
-            self._write_head()
+
+    def _settle_doubt(self, data: bytes, last: bool) -> bytes:
+        """More of the body of a reply in doubt: what of it is to be relayed now, nothing while that is open."""
+        doubt = self._doubt
+        assert doubt is not None
+        opening = self._kept + data
+        good = self.judge(doubt[0], opening, last)
+        if good is None:
+            self._kept = opening
+            return b""
+        self._doubt, self._kept = None, b""
+        if not good:
+            return b""
+        self._take_head(*doubt)
+        return opening
+
+    def _let_go(self) -> None:
+        """Pass on what was held back of a reply in doubt: waiting any longer would do harm."""
+        doubt, self._doubt = self._doubt, None
+        kept, self._kept = self._kept, b""
+        if doubt is not None:
+            self._take_head(*doubt)
+            if kept:
+                self.on_body(kept, False)
+            else:
+                self._write_head()
+
+    def _fit_sieve(self, lines: list[bytes]) -> None:
+        """Keep the sieve only where it can read what goes through it."""
+        coded = any(line[:17].lower() == b"content-encoding:" for line in lines)
+        if self.streams and not coded and 200 <= self.status < 300:
+            self.tail = None
+        else:
+            self.sieve = None
 
     def _write_head(self) -> None:
         head, self._head = self._head, b""
@@ -188,7 +276,7 @@ class Relay(ABC):
         keep = self._keep_alive and not self.client.closing
         if self.status == 204:
             pass
-        elif length is not None:
+        elif length is not None and self.sieve is None:
             out.append(b"content-length: %b\r\n" % length)
         elif self.status in _BODILESS or request.method == b"HEAD":
             pass
@@ -205,8 +293,13 @@ class Relay(ABC):
 
     def on_body(self, data: bytes, last: bool) -> None:
         """A piece of the reply's body, decoded from its framing, never empty; `last` if `on_end` follows."""
+        if self._doubt is not None:
+            data = self._settle_doubt(data, last)
+            if not data:
+                return
         if not self.bytes_out:
             self.first_byte_s = monotonic()
+            self.answering()
         if self.looking:
             self.looking = not self.has_begun(data)
         tail = self.tail
@@ -215,6 +308,17 @@ class Relay(ABC):
                 tail.append(self.last)
                 self.last = b""
             tail.append(data if len(data) <= _TAIL_PIECE_BYTES else data[-_TAIL_PIECE_BYTES:])
+        elif self.streams and len(data) > _ENDING:
+            self._before = self.last
+            self.last = data if len(data) <= _TAIL_PIECE_BYTES else data[-_TAIL_PIECE_BYTES:]
+        if self.sieve is not None:
+            data = self.sieve.feed(data)
+            if not data:
+                if self._head:
+                    self._write_head()
+                return
+            if last and self.sieve.holds:
+                data += self.sieve.rest()
         size = len(data)
         self.bytes_out += size
         head, self._head = self._head, b""
@@ -237,6 +341,14 @@ class Relay(ABC):
     def on_end(self) -> None:
         """The reply is complete, the upstream connection is already free again."""
         self.upstream = None
+        if self._doubt is not None:
+            data = self._settle_doubt(b"", True)
+            if not self.head_sent or self.over:
+                return  # this reply was none
+            if data:
+                self.on_body(data, True)
+        if self.sieve is not None:
+            self._write_rest(self.sieve)
         if self._head:
             self._write_head()
         if self.chunked and not self._ended:
@@ -244,12 +356,24 @@ class Relay(ABC):
         self._end(COMPLETE)
         self.client.response_done(self._keep_alive)
 
+    def _write_rest(self, sieve: Sieve) -> None:
+        """Let go what a sieve held back, when nothing more comes."""
+        self.sieve = None
+        data = sieve.rest()
+        if data:
+            self.on_body(data, False)
+
     def on_dropped(self, failure: str) -> None:
         """The upstream connection failed in the middle of this exchange."""
         self.upstream = None
+        if self._doubt is not None:
+            self._doubt, self._kept = None, b""
+            failure = HEAD_ONLY
         if not self.head_sent:
             self.failed(failure)
             return
+        if self.sieve is not None:
+            self._write_rest(self.sieve)
         # The client must see a broken transfer: no final chunk, no `[DONE]`, no second answer.
         self.client.break_off(abruptly=not self.chunked and not self.request.minor_version)
         self._end(UPSTREAM_DIED)
@@ -295,6 +419,8 @@ class Relay(ABC):
                 upstream.abort()
                 self.failed(HEADER_TIMEOUT)
             return
+        if self._doubt is not None and now_s - self._doubt_s > HEAD_HELD_S:
+            self._let_go()
         heard = upstream.heard + self.bytes_out  # a lane counts only what it passed on
         if self.paused or heard != self._heard:
             self._heard = heard
@@ -303,6 +429,7 @@ class Relay(ABC):
             self.upstream = None
             upstream.abort()
             if not self.head_sent:
+                self._doubt, self._kept = None, b""
                 self.failed(HEADER_TIMEOUT)
                 return
             self.client.break_off(abruptly=not self.chunked and not self.request.minor_version)

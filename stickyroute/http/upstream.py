@@ -139,6 +139,8 @@ class UpstreamConnection(asyncio.Protocol):
             del pieces[self._final :]
         if pieces:
             relay.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces), self._done)
+            if self._relay is not relay:  # by the beginning of its body this reply was none
+                return
             pieces.clear()
         if self._done:
             self._finish(relay)
@@ -146,7 +148,13 @@ class UpstreamConnection(asyncio.Protocol):
             # A chunk's line or end ends in a line feed; with no chunk open it was an end (or the head's).
             self.between_chunks = not self._open and data[-1] == _LF
             relay.direct = False
-            if not self._lane and relay.bytes_out and not relay.looking and relay.client.descriptor >= 0:
+            if (
+                not self._lane
+                and relay.bytes_out
+                and not relay.looking
+                and relay.client.descriptor >= 0
+                and b"content-length" not in self.own  # with a sieve chunks may be ours alone
+            ):
                 self._lane = True
                 self._use(Lane(self, relay))
         elif self._error or (not self._in_body and self.heard > _HEAD_BYTES):

@@ -14,16 +14,19 @@ from stickyroute.clock import monotonic
 from stickyroute.defaults import REMEMBERED_IDS
 from stickyroute.errors import GatewayTimeout, NoBackend, StickyrouteError, UpstreamFailed
 from stickyroute.fleet import Fleet, Pool
+from stickyroute.fleet.health import Outcome
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
 from stickyroute.http.pool import CONNECT_FAILURES, NO_SOCKET
 from stickyroute.http.relay import HEADER_TIMEOUT
 from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
 from stickyroute.metrics import Metrics
+from stickyroute.openai.failures import BUSY, DEAD
 from stickyroute.openai.models import unknown_model
 from stickyroute.openai.request import Asked, parse
 from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.openai.state import held_id, holds_id
+from stickyroute.proxy.blame import Blame
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.proxy.hold import Hold
@@ -76,6 +79,7 @@ class Proxy:
         self._front = front
         self._metrics = metrics
         self.hold = Hold(self)
+        self.blame = Blame(fleet)
         self._ledger = Ledger(fleet, metrics, access_log, observers)
         self._learn = learn
         self._witnesses = witnesses
@@ -97,9 +101,11 @@ class Proxy:
         self._strict_models = settings.strict_models
         self._strict_json = settings.strict_json
         self._show_decision = settings.response_headers
+        self.blame.first_byte_s = settings.probe.first_byte_s
         self.hold.retune(settings.hold.requests, settings.hold.wait_s)
-        # Only who looks at what is cached where has a use for first tokens and usage: they cost a little.
-        self._watches = router.needs & Needs.CHAIN == Needs.CHAIN
+        self._counts_tokens = router.needs & Needs.CHAIN == Needs.CHAIN
+        self._watches = settings.usage.read or self._counts_tokens  # first tokens and usage cost a little
+        self._asks_usage = settings.usage.ask
 
     def close(self) -> None:
         """The proxy stops: answer who waits for a backend now, rather than at the end of the wait."""
@@ -129,6 +135,8 @@ class Proxy:
         exchange.held = held_id(route, request.path, asked.body)
         if self._front.allow_origins:
             exchange.unwanted = CORS_FIELDS  # engines allow any origin by default; two answers are none
+        if self._asks_usage and asked.stream:
+            exchange.ask_for_usage(asked)
         self.in_flight += 1
         self._budget.record_request()
         self._attempt(exchange)
@@ -142,7 +150,7 @@ class Proxy:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
         keys, pool = exchange.keys, exchange.pool
         streams = self._watches and exchange.asks_stream  # whether the lease will hear of the first token
-        if self._watches:
+        if self._counts_tokens:
             self._fleet.settle(monotonic())
         while True:
             decision = self._choose(exchange)
@@ -155,6 +163,7 @@ class Proxy:
             if exchange.lease is not None:
                 break
         exchange.slot = decision.slot
+        exchange.blamed = exchange.silent = False
         exchange.reason = decision.reason
         self._metrics.decisions(decision.reason)
         exchange.attempts += 1
@@ -215,22 +224,35 @@ class Proxy:
 
         Nor is the word of one backend that it does not have what a request comes back to: the next may.
         """
-        if status in _BUSY and self._again(exchange, "busy"):
-            return False
-        if exchange.held is not None:
-            if status == 404:
-                self._residence.forget(exchange.held)
-                if self._look_elsewhere(exchange):
-                    return False
-            elif 200 <= status < 300:
-                self._residence.note(exchange.held, exchange.slot)
-        if not self._fleet.available[exchange.slot]:
-            self._fleet.record_reachable(exchange.slot)
-        if self._watches and 200 <= status < 300:
-            exchange.watch_reply()
-        elif 200 <= status < 300 and exchange.gives_id:
-            exchange.looking = True
+        if status in _BUSY:
+            self.blame.tell(exchange, Outcome.BUSY)
+            return not self._again(exchange, "busy")
+        if status == 404 and exchange.held is not None:
+            self._residence.forget(exchange.held)
+            return not self._look_elsewhere(exchange)
         return True
+
+    def relays(self, exchange: Exchange, status: int) -> None:
+        """This reply is the one: look for what it tells of ids, first tokens and usage."""
+        if not 200 <= status < 300:
+            return
+        if exchange.held is not None:
+            self._residence.note(exchange.held, exchange.slot)
+        if self._watches:
+            exchange.watch_reply()
+        elif exchange.gives_id:
+            exchange.looking = True
+
+    def excused(self, exchange: Exchange, failure: str) -> bool:
+        """What the engine itself says it failed at; go on where it cannot be at work on the request."""
+        if failure == BUSY:
+            self.blame.tell(exchange, Outcome.BUSY)
+            return self._again(exchange, "busy")
+        if failure == DEAD:
+            self.blame.tell(exchange, Outcome.ENGINE_DEAD)
+            return self._again(exchange, "engine_dead")
+        self.blame.tell(exchange, Outcome.SERVER_ERROR)
+        return False
 
     def gave(self, exchange: Exchange, name: bytes) -> None:
         """The reply gave out an id under which the client may come back, to that backend alone."""
@@ -252,7 +274,7 @@ class Proxy:
             return
         self._metrics.upstream_failures(self._fleet.backends[exchange.slot].name, failure)
         if failure in CONNECT_FAILURES:
-            self._fleet.record_refused(exchange.slot, monotonic(), random.random())
+            self.blame.tell(exchange, Outcome.CONNECT_FAILED)
             self._targets[exchange.slot].pool.close_idle()
             # Nothing was sent, so the next one is tried freely: each failure takes a backend out of the
             # choice. But where a pooled connection was dropped and now nobody listens, the request itself may
@@ -266,12 +288,16 @@ class Proxy:
         elif failure == NO_SOCKET:
             self._answer(exchange, NoBackend("No connection can be opened now.", retry_after_s=1.0))
         elif failure in (BROKEN, GARBAGE):
+            self.blame.tell(exchange, Outcome.RESET)
             self._answer(exchange, UpstreamFailed("The backend broke off its reply."))
         elif failure == HEADER_TIMEOUT:
             # Never tried again for slowness alone: the engine may be running it.
+            self.blame.tell(exchange, Outcome.NO_FIRST_BYTE)
             self._answer(exchange, GatewayTimeout("The backend did not begin to reply in time."))
-        elif not self._again(exchange, failure):
-            self._answer(exchange, UpstreamFailed(_NO_REPLY))
+        else:
+            self.blame.tell(exchange, Outcome.RESET)
+            if not self._again(exchange, failure):
+                self._answer(exchange, UpstreamFailed(_NO_REPLY))
 
     def _again(self, exchange: Exchange, kind: str) -> bool:
         """Drop the attempt at hand for a further one, if limit, budget and fleet allow it."""
@@ -336,6 +362,7 @@ class Proxy:
 
     def account(self, exchange: Exchange, end: str) -> None:
         """The one place where an exchange ends."""
+        self.blame.ended(exchange, end)
         self.in_flight -= 1
         if self.hold:
             self.hold.drop(exchange)

@@ -10,14 +10,19 @@ from typing import Protocol
 
 from stickyroute.fleet import Lease, Pool
 from stickyroute.http.listener import ClientConnection
-from stickyroute.http.message import Request
+from stickyroute.http.message import Request, without
 from stickyroute.http.pool import BackendPool
-from stickyroute.http.relay import Relay
+from stickyroute.http.relay import COMPLETE, UPSTREAM_ABORTED, UPSTREAM_DEAD, UPSTREAM_ERROR, Relay
+from stickyroute.openai.ask_usage import UsageSieve, ask_for_usage
+from stickyroute.openai.failures import ABORTED, DEAD, FAILED, LOOK_BYTES, MORE, of_body, of_end, of_opening
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Route
 from stickyroute.openai.state import GivenId, gives_id
 from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_asked, usage_is_told
 from stickyroute.routing.keys import RequestKeys
+
+_ACCEPT_ENCODING = frozenset({b"accept-encoding"})
+_ENDS = {DEAD: UPSTREAM_DEAD, FAILED: UPSTREAM_ERROR, ABORTED: UPSTREAM_ABORTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,31 @@ class Target:
     credential: bytes | None  # a whole Authorization line, or None to pass the client's on
 
 
+class Judge(Protocol):
+    """Who judges a backend by what becomes of its attempts."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """The first byte of a reply's body is there."""
+
+    def waited(self, exchange: Exchange, now_s: float) -> None:
+        """There is none yet; asked again and again."""
+
+
 class Core(Protocol):
     """What an exchange asks of the proxy."""
 
+    @property
+    def blame(self) -> Judge:
+        """Who judges backends."""
+
     def wants(self, exchange: Exchange, status: int) -> bool:
         """Whether the reply with this status is relayed; False when another attempt has begun."""
+
+    def relays(self, exchange: Exchange, status: int) -> None:
+        """The reply with this status is the one that the client gets."""
+
+    def excused(self, exchange: Exchange, failure: str) -> bool:
+        """The engine says that it failed, by a word of `openai.failures`; whether another attempt has begun."""
 
     def attempt_failed(self, exchange: Exchange, failure: str) -> None:
         """An attempt ended before anything was sent to the client."""
@@ -57,6 +82,7 @@ class Exchange(Relay):
 
     `slot` is the backend of the current attempt, -1 before the first. `may_have_run`: a pooled connection was
     dropped under it, most likely unseen by the backend. `held`: the id of what the request comes back to.
+    `blamed`, `silent`: the fleet was told of the attempt at hand that it failed, that nothing came for long.
     `first_token_s`: when the first real token of a stream came, or the first byte of another reply; 0 before, and
     where replies are not looked at.
     """
@@ -65,9 +91,11 @@ class Exchange(Relay):
         "_core",
         "_given",
         "_look",
+        "_sieve",
         "_tells_usage",
         "asks_stream",
         "attempts",
+        "blamed",
         "first_token_s",
         "held",
         "keys",
@@ -77,6 +105,7 @@ class Exchange(Relay):
         "pool",
         "reason",
         "route",
+        "silent",
         "slot",
         "tried",
     )
@@ -104,20 +133,55 @@ class Exchange(Relay):
         self.attempts = 0
         self.first_token_s = 0.0
         self.may_have_run = False
+        self.blamed = False
+        self.silent = False
         self.lease: Lease | None = None
         self.slot = -1
         self.reason = ""
         self.held: bytes | None = None
         self._given = GivenId(route) if gives_id(route) else None
         self._look: FirstContent | None = None
+        self._sieve: UsageSieve | None = None
 
     def accept(self, status: int) -> bool:
         return self._core.wants(self, status)
+
+    def doubts(self, status: int, own: dict[bytes, bytes]) -> bool:
+        if status == 500:  # of an engine that takes no requests any more?
+            length = own.get(b"content-length", b"")
+            return length.isdigit() and int(length) <= LOOK_BYTES and self.request.method != b"HEAD"
+        if not 200 <= status < 300 or self.request.method == b"HEAD":
+            return False
+        return own.get(b"content-type", b"").startswith(b"text/event-stream")
+
+    def judge(self, status: int, opening: bytes, last: bool) -> bool | None:
+        if status != 500:
+            said = of_opening(opening, last)
+        elif last:
+            said = of_body(opening)
+        else:
+            return None
+        if not said:
+            return True
+        return None if said == MORE else not self._core.excused(self, said)
+
+    def relaying(self, status: int) -> None:
+        self._core.relays(self, status)
+
+    def answering(self) -> None:
+        self._core.blame.answered(self)
+
+    def sweep(self, now_s: float) -> None:
+        if not self.bytes_out and not self.silent and self.upstream is not None:
+            self._core.blame.waited(self, now_s)
+        super().sweep(now_s)
 
     def failed(self, failure: str) -> None:
         self._core.attempt_failed(self, failure)
 
     def finished(self, end: str) -> None:
+        if end is COMPLETE and self.streams and self.status < 300:
+            end = _ENDS.get(of_end(self.ending()), end)
         self._core.account(self, end)
 
     def extra_lines(self) -> bytes:
@@ -152,8 +216,20 @@ class Exchange(Relay):
         self._core.begun(self)
         return True
 
+    def ask_for_usage(self, asked: Asked) -> None:
+        """Have a stream end with its usage, and its client get the stream without."""
+        request = self.request
+        body = ask_for_usage(self.route.shape, request.body, asked.body)
+        if body is not None:
+            request.body = body
+            if b"accept-encoding" in request.headers:
+                request.lines = without(request.lines, _ACCEPT_ENCODING)  # what is coded can't be taken apart
+            self.sieve = self._sieve = UsageSieve()
+
     def usage(self) -> Usage | None:
         """What the reply said of its tokens, as far as its end was kept."""
+        if self._sieve is not None and self._sieve.told:
+            return read_tail(self.route.shape, self._sieve.told, True)
         tail = self.end_of_body()
         return read_tail(self.route.shape, tail, self.streams) if tail else None
 

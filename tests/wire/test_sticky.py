@@ -314,8 +314,8 @@ async def test_a_reply_that_does_not_stream_ends_its_backlog_with_its_first_byte
 
 
 @pytest.mark.parametrize("policy", ["ring", "bounded_ring", "least_requests"])
-async def test_a_policy_that_does_not_ask_what_is_cached_reads_no_reply(policy: str) -> None:
-    async with fakes() as fake, run_proxy([fake], policy=policy) as proxy:
+async def test_no_reply_is_read_where_neither_policy_nor_operator_wants_to_know(policy: str) -> None:
+    async with fakes() as fake, run_proxy([fake], policy=policy, usage={"read": False}) as proxy:
         fake.on(CHAT, reply(body=json.dumps(told(2000, 500)).encode()))
         assert (await proxy.ask(chat(LONG))).status == 200
         samples = await proxy.metrics()

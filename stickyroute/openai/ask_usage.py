@@ -1,0 +1,149 @@
+"""Asking for the usage of a stream whose client did not, and taking the extra event out of it again.
+
+Owns the two changes of bytes: one option more in the request, one event less in the reply; everything else stays
+as it came, wherever it is cut. Knows nothing of connections. Costs of a stream of n bytes: n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from stickyroute.openai.routes import Shape
+
+__all__ = ["UsageSieve", "ask_for_usage"]
+
+_ASKED = b'"stream_options":{"include_usage":true}'
+_ASKABLE = frozenset({Shape.CHAT, Shape.COMPLETIONS})
+_MARK = b'"usage"'
+_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")  # of an event; engines write the first, sse-starlette the second
+_LONGEST_END = 4
+_HOLD_BYTES = 8192
+"""An event that is not whole after so many bytes is none of usage, and goes on as it comes."""
+
+
+def ask_for_usage(shape: Shape, body: bytes, fields: Mapping[str, Any] | None) -> bytes | None:
+    """`body` with `stream_options.include_usage`, otherwise byte for byte; None if nothing is to be asked.
+
+    `fields` is the body as it was read. None for a reply that does not stream or tells anyway, for a client that has
+    asked itself or wants usage all along, and for what cannot be changed safely. Where the client set other options
+    they are written again, last: engines take the last of two equal keys.
+    """
+    if fields is None or shape not in _ASKABLE or fields.get("stream") is not True:
+        return None
+    end = body.rfind(b"}")
+    if end < 0 or body[end + 1 :].strip():
+        return None
+    options = fields.get("stream_options")
+    if options is None:
+        asked = _ASKED
+    elif (
+        type(options) is dict
+        and not options.get("include_usage")
+        and not options.get("continuous_usage_stats")
+    ):
+        asked = b'"stream_options":' + orjson.dumps({**options, "include_usage": True})
+    else:
+        return None
+    return b"%b,%b%b" % (body[:end], asked, body[end:])
+
+
+class UsageSieve:
+    """Takes the usage event, which nobody but us asked for, out of one stream of CHAT or COMPLETIONS.
+
+    `told` is the last event that spoke of usage, taken out or not. An event that arrives in parts is held until
+    it is whole; a client could have read nothing from the parts. Of an engine that tells usage in every event,
+    because it was started so, nothing is taken out: its clients get the last event too, asked for or not.
+    """
+
+    __slots__ = ("_held", "_last", "_passing", "_tells_always", "told")
+
+    mark = _MARK
+    ending = _ENDS[0]
+
+    def __init__(self) -> None:
+        self.told = b""
+        self._held = b""
+        self._passing = False  # a long event has gone on in part
+        self._last = b""  # its last bytes, for an end that is cut
+        self._tells_always = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether an event is half here or half through."""
+        return bool(self._held) or self._passing
+
+    def feed(self, piece: bytes) -> bytes:
+        """What goes on of the body so far."""
+        if self._passing:
+            through = self._pass(piece)
+            return piece if through == len(piece) else piece[:through] + self.feed(piece[through:])
+        text = self._held + piece if self._held else piece
+        if _MARK in text:
+            begin, parts = 0, []
+            while end := _first_end(text, begin):
+                event = text[begin:end]
+                if not self._is_extra(event):
+                    parts.append(event)
+                begin = end
+            out = b"".join(parts)
+        else:
+            begin = _last_end(text)
+            if begin == len(text):
+                self._held = b""
+                return text
+            out = text[:begin]
+        held = text[begin:]
+        if len(held) > _HOLD_BYTES:
+            self._passing = True
+            self._last = held[1 - _LONGEST_END :]
+            self._held = b""
+            return out + held
+        self._held = held
+        return out
+
+    def rest(self) -> bytes:
+        """An event without its end, unless it is the extra one all the same."""
+        held, self._held = self._held, b""
+        return b"" if held and self._is_extra(held) else held
+
+    def _pass(self, piece: bytes) -> int:
+        """How much of `piece` belongs to the long event that is going through."""
+        text = self._last + piece
+        end = _first_end(text, 0)
+        if not end:
+            self._last = text[1 - _LONGEST_END :]
+            return len(piece)
+        through = end - len(self._last)
+        self._passing, self._last = False, b""
+        return through
+
+    def _is_extra(self, event: bytes) -> bool:
+        if _MARK not in event or not event.startswith(b"data:"):
+            return False
+        try:
+            value = orjson.loads(event[5:])
+        except orjson.JSONDecodeError:
+            return False
+        if not isinstance(value, dict) or not isinstance(value.get("usage"), dict):
+            return False
+        self.told = event
+        if value.get("choices") == []:
+            return not self._tells_always
+        self._tells_always = True
+        return False
+
+
+def _first_end(text: bytes, begin: int) -> int:
+    """Where the first event from `begin` on ends; 0 if it does not."""
+    found = [at + len(end) for end in _ENDS if (at := text.find(end, begin)) >= 0]
+    return min(found, default=0)
+
+
+def _last_end(text: bytes) -> int:
+    """Where the last whole event ends; 0 if there is none."""
+    if text.endswith(_ENDS[0]):
+        return len(text)
+    return max(at + len(end) if (at := text.rfind(end)) >= 0 else 0 for end in _ENDS)
