@@ -57,10 +57,6 @@ class Server:
         )
         return int(self._server.sockets[0].getsockname()[1])
 
-    def retune(self, limits: Limits) -> None:
-        """Other limits for connections from here on; who is connected keeps theirs."""
-        self._limits = limits
-
     def make_request_id(self) -> bytes:
         """A request id unique to this process and, but for a 40-bit collision, among all processes."""
         self._ids += 1
