@@ -86,5 +86,6 @@ EXACT_CHECK_S: Final = 5.0
 EVENTS_RANKS: Final = 1
 PROBE_INTERVAL_S: Final = 2.0  # on a busy fleet the traffic answers it, so it costs little
 PROBE_TIMEOUT_S: Final = 2.0
+PROBE_FIRST_BYTE_S: Final = 30.0  # a prompt of 100,000 tokens takes a small GPU about as long
 HOLD_REQUESTS: Final = 0  # off: who balances load over several proxies wants to know at once
 HOLD_WAIT_S: Final = 5.0

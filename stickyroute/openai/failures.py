@@ -40,7 +40,9 @@ _NAME = rb'data:[ ]?\{[ ]?"(?:error"|object"[ ]?:[ ]?"error"|type"[ ]?:[ ]?"erro
 _ERROR_BEGINS = re.compile(rb"\s*(?:event:[ ]?error\r?\n)?" + _NAME)
 _BEGINNINGS = (b'data: {"error"', b'data:{"error"', b'data: {"object":"error"', b'event: error\ndata: {"')
 _LONGEST_BEGINNING = max(map(len, _BEGINNINGS))
-_ERROR_WITHIN = re.compile(rb"(?:\A|[\r\n])" + _NAME + rb'|(?:\A|[\r\n])data:[ ]?\{"type"[ ]?:[ ]?"response\.failed"')
+_ERROR_WITHIN = re.compile(
+    rb"(?:\A|[\r\n])" + _NAME + rb'|(?:\A|[\r\n])data:[ ]?\{"type"[ ]?:[ ]?"response\.failed"'
+)
 # Inside a JSON string a quote has a backslash before it, so that no text of an answer looks like this.
 _ABORT = re.compile(rb'"finish_reason"[ ]?:[ ]?(?:\{[ ]?"type"[ ]?:[ ]?)?"abort"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
@@ -59,15 +61,16 @@ def of_opening(piece: bytes, last: bool) -> str:
         return _of_events(piece)
     if len(piece) < _LONGEST_BEGINNING and not last and any(text.startswith(piece) for text in _BEGINNINGS):
         return MORE
-    return _of_events(piece) if _ABORT.search(piece, 0, LOOK_BYTES) is not None else GOOD
+    return _of_events(piece) if piece.find(b'"abort"', 0, LOOK_BYTES) >= 0 else GOOD
 
 
 def of_end(tail: bytes) -> str:
     """What the last bytes of a stream that ended in order say; they may begin anywhere, chunk lines included."""
-    found = _ERROR_WITHIN.search(tail)
-    if found is not None:
-        return DEAD if _is_gone(tail[found.start() :].decode("utf-8", "replace")) else FAILED
-    return ABORTED if _ABORT.search(tail) is not None else GOOD
+    if b'"error"' in tail or b"response.failed" in tail:  # a look that costs a tenth of the next one
+        found = _ERROR_WITHIN.search(tail)
+        if found is not None:
+            return DEAD if _is_gone(tail[found.start() :].decode("utf-8", "replace")) else FAILED
+    return ABORTED if b'"abort"' in tail and _ABORT.search(tail) is not None else GOOD
 
 
 def of_body(body: bytes) -> str:

@@ -25,6 +25,10 @@ class ProbeSettings(Group):
         default=defaults.PROBE_TIMEOUT_S,
         description="For one look, connecting included; longer than an engine may be too busy to answer.",
     )
+    first_byte_s: Seconds = Field(
+        default=defaults.PROBE_FIRST_BYTE_S,
+        description="A stream without a byte for so long speaks against its backend, unless others get theirs.",
+    )
 
 
 class HoldSettings(Group):
