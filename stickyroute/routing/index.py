@@ -1,8 +1,8 @@
 """What each backend is believed to hold: block hash -> when each backend last touched that block.
 
 A fixed-size table in flat arrays (open addressing, four ways a bucket): no leak, no lock, no eviction thread,
-and its memory follows from the configuration alone. A row tells of all backends at once, so blocks that
-everybody holds cost one row.
+and its memory follows from the configuration alone, whatever the number of backends. A row tells of all backends
+at once (`routing.holders`), so blocks that everybody holds cost one row.
 
 Residency without linked lists: each backend has a clock that counts the tokens it was made to insert, and a row
 keeps the clock at the last touch. A block is resident while the clock is less than the backend's capacity past
@@ -13,64 +13,67 @@ size x a / capacity, which is right in the mean over all ages (an exact LRU woul
 What comes after a prompt's last whole block, and the answer, is in no chain; but the next turn of that
 conversation finds it cached. So the row of that block notes for one backend how much follows, and for whom.
 
-A block is resident only if its parents are, so the longest match is a bisection over the chain, done for all
-backends at once. Knows no requests, no time and no names: backends are slots.
+A block is resident only if its parents are, so who holds deeper ones is among those who hold it, and the longest
+match is a bisection over the chain, done for all backends at once. Knows no requests, no time and no names:
+backends are slots.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import compress
-from operator import gt, not_
+from typing import Final
+
+from stickyroute.defaults import KV_TOKENS
+from stickyroute.routing.holders import PLACES, Holders
 
 __all__ = ["Index"]
 
-_WAYS = 4
-_UNIT_TOKENS = 16  # of a clock's tick: an engine's block; 32 bits of them last a backend for weeks
-_OWNER = 0xFF_FFFF
-_TAIL_TOKENS = 0xFFF_FFFF
-_BACKENDS = 0xFFF
-_FORK_LIMIT = 0xFFFF
-_YOUNG = 1 / 32  # of the capacity
-_CLOCK_END = 0xFFFF_0000
+_WAYS: Final = 4
+_UNIT_TOKENS: Final = 16  # of a clock's tick: an engine's block; 32 bits of them last a backend for weeks
+_OWNER: Final = 0xFF_FFFF
+_TAIL_TOKENS: Final = 0xFFF_FFFF
+_BACKENDS: Final = 0xFFF
+_FORK_LIMIT: Final = 0xFFFF
+_YOUNG: Final = 1 / 32  # of the capacity
+_CLOCK_END: Final = 0xFFFF_0000
 
 
 class Index:
     """A table of at least `entries` rows for `capacity_tokens` (KV cache of each backend, by slot).
 
-    `entries` is rounded up to a power of two; a row takes 22 bytes and 4 for each backend.
+    `entries` is rounded up to a power of two; a row takes 46 bytes, and about 64 more for its part of the lines where
+    there are more than four backends. `grow` adds slots; `clear` empties one that another backend has now.
     """
 
     __slots__ = (
-        "_blank", "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_forks", "_keys", "_reach",
-        "_rows_used", "_stamps", "_tails", "_tick", "_touched",
+        "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_forks", "_holders", "_keys", "_reach",
+        "_rows_used", "_tails", "_tick", "_touched",
     )  # fmt: skip
 
     def __init__(self, entries: int, capacity_tokens: Sequence[float]) -> None:
         if entries < 1 or any(tokens <= 0 for tokens in capacity_tokens):
             raise ValueError("entries and capacities must be positive")
-        if len(capacity_tokens) > _BACKENDS:
-            raise ValueError(f"there is room for {_BACKENDS} backends")
         buckets = 1
         while buckets * _WAYS < entries:
             buckets *= 2
         self._bucket_mask = buckets - 1
-        self._count = count = len(capacity_tokens)
         rows = buckets * _WAYS
         self._keys = array("Q", bytes(8 * rows))  # 0 is an empty row
         self._touched = array("I", bytes(4 * rows))
-        self._stamps = array("I", bytes(4 * rows * count))
         self._tails = array("Q", bytes(8 * rows))  # owner, slot, tokens; 0 is none
-        self._capacity = [tokens / _UNIT_TOKENS for tokens in capacity_tokens]
-        self._reach = [1.0] * count  # how far back a clock holds, as a multiple of the capacity
-        # A clock starts past zero, so that a stamp of 0, never touched, is below every floor.
-        self._clocks = [capacity + 1.0 for capacity in self._capacity]
-        self._floors = [1] * count
-        self._tick = 0
-        self._blank = array("I", bytes(4 * count))
         self._forks = array("H", bytes(2 * rows))  # of a first block: after how many the last chain split
+        self._capacity: list[float] = []
+        self._reach: list[float] = []  # how far back a clock holds, as a multiple of the capacity
+        self._clocks: list[float] = []
+        self._floors: list[int] = []
+        self._tick = 0
         self._rows_used = 0
+        self._count = 0
+        self._holders = Holders(rows, self._floors, self._age, self._is_idle)
+        self.grow(len(capacity_tokens))
+        for slot, tokens in enumerate(capacity_tokens):
+            self.set_capacity(slot, tokens)
 
     @property
     def rows(self) -> int:
@@ -85,73 +88,116 @@ class Index:
     @property
     def memory_bytes(self) -> int:
         """What the table takes, whatever is in it."""
-        return sum(
-            a.itemsize * len(a) for a in (self._keys, self._touched, self._stamps, self._tails, self._forks)
-        )
+        arrays = (self._keys, self._touched, self._tails, self._forks)
+        return self._holders.memory_bytes + sum(one.itemsize * len(one) for one in arrays)
+
+    def grow(self, count: int, capacity_tokens: float = KV_TOKENS) -> None:
+        """Slots up to `count`, the new ones empty and of that capacity. Does nothing if there are as many.
+
+        Lines that become longer become fewer. Takes some milliseconds where they do, for which there is room
+        left each time.
+        """
+        if count > _BACKENDS:
+            raise ValueError(f"there is room for {_BACKENDS} backends")
+        for _ in range(self._count, count):
+            capacity = capacity_tokens / _UNIT_TOKENS
+            self._capacity.append(capacity)
+            self._reach.append(1.0)
+            # A clock starts past zero, so that a stamp of 0, never touched, is below every floor.
+            self._clocks.append(capacity + 1.0)
+            self._floors.append(1)
+        if count > self._count:
+            self._count = count
+            self._holders.grow(count)
 
     def held(self, chain: Sequence[int]) -> list[int]:
         """For each slot how many of the first blocks of `chain` it holds."""
+        groups = self.groups(chain)
         count = self._count
-        found = [0] * count
+        if not groups:
+            return [0] * count
+        level, slots = groups.pop()
+        if len(slots) == count:
+            found = [level] * count
+        else:
+            found = [0] * count
+            for slot in slots:
+                found[slot] = level
+        while groups:
+            level, slots = groups.pop()
+            for slot in slots:
+                found[slot] = level
+        return found
+
+    def groups(self, chain: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+        """Who holds how much of `chain`: (how many of its first blocks, the slots that hold so many or more), the
+        longest match first. Nothing for what nobody holds."""
         if not chain:
-            return found
-        keys, stamps, floors, mask = self._keys, self._stamps, self._floors, self._bucket_mask
-        work: list[tuple[int, int, Sequence[int]]] = []
-        everyone: Sequence[int] = range(count)
-        slots = everyone
-        low, high = 0, len(chain)  # all of `slots` hold `low` blocks and at most `high`
-        # Who does not hold the first block holds nothing, which is the common end of a new prompt; and where the
-        # last chain with this first block split, at the end of a system prompt say, this one will most likely.
-        middle, fork, root = 1, 0, -1
+            return []
+        row = self._find(chain[0])
+        if row < 0:
+            return []
+        # Where the last chain with this first block split, at the end of a system prompt say, this one will most
+        # likely. Where all hold so much, nothing before is of interest.
+        low, high, fork = 1, len(chain), self._forks[row]
+        probed: list[tuple[int, Sequence[int]]] = []
+        if 1 < fork <= high:
+            slots = self._who(chain[fork - 1])
+            if slots:
+                low = fork
+                if len(slots) < self._count:
+                    probed.append((1, self._holders.of(row)))
+                probed.append((fork, slots))
+            else:
+                high = fork - 1
+        if not probed:
+            slots = self._holders.of(row)
+            if not slots:
+                return []
+            probed.append((1, slots))
+        if low < high and low == fork:
+            slots = self._who(chain[low])
+            if slots:
+                low += 1
+                probed.append((low, slots))
+            else:
+                high = low
+        groups: list[tuple[int, Sequence[int]]] = []
+        more = 0  # how many hold more
         while True:
-            if low == high:
-                if low:
-                    for slot in slots:
-                        found[slot] = low
-                if not work:
-                    return found
-                low, high, slots = work.pop()
+            # The deepest block that more than those hold.
+            while low < high:
                 middle = (low + high + 1) >> 1
-                continue
-            key = chain[middle - 1]
-            row = (key & mask) * _WAYS
+                slots = self._who(chain[middle - 1])
+                if len(slots) > more:
+                    probed.append((middle, slots))
+                    low = middle
+                else:
+                    high = middle - 1
+            groups.append(probed.pop())
+            low, slots = groups[-1]
+            more = len(slots)
+            while probed and len(probed[-1][1]) <= more:
+                low = probed.pop()[0]
+            if not probed:
+                self._forks[row] = min(groups[-1][0], _FORK_LIMIT)
+                return groups
+            high = low - 1
+            low = probed[-1][0]
+
+    def _who(self, key: int) -> Sequence[int]:
+        """The slots that hold a block."""
+        keys = self._keys
+        row = (key & self._bucket_mask) * _WAYS
+        if keys[row] != key:
+            row += 1
             if keys[row] != key:
                 row += 1
                 if keys[row] != key:
                     row += 1
                     if keys[row] != key:
-                        row += 1
-                        if keys[row] != key:
-                            row = -1
-            if row < 0:
-                high = middle - 1
-            else:
-                if root < 0:
-                    root = row
-                    fork = self._forks[row]
-                base = row * count
-                if slots is everyone:
-                    holds = list(map(gt, stamps[base : base + count], floors))
-                else:
-                    holds = [stamps[base + slot] > floors[slot] for slot in slots]
-                if True not in holds:
-                    high = middle - 1
-                elif False not in holds:
-                    low = middle
-                else:
-                    if middle > 1 and slots is everyone:
-                        self._forks[root] = min(middle - 1, _FORK_LIMIT)
-                    work.append((low, middle - 1, list(compress(slots, map(not_, holds)))))
-                    low = middle
-                    slots = list(compress(slots, holds))
-            if fork and low < fork <= high:
-                middle = fork
-            elif fork and low == fork:
-                middle = fork + 1
-                fork = 0
-            else:
-                fork = 0
-                middle = (low + high + 1) >> 1
+                        return ()
+        return self._holders.of(row)
 
     def insert(
         self, slot: int, chain: Sequence[int], ends: Sequence[int], tokens_per_byte: float, owner: int = 0
@@ -163,9 +209,8 @@ class Index:
         """
         if not chain:
             return 0, 0.0
-        keys, stamps, touched, mask, count = (
-            self._keys, self._stamps, self._touched, self._bucket_mask, self._count,
-        )  # fmt: skip
+        keys, touched, mask, holders = self._keys, self._touched, self._bucket_mask, self._holders
+        slots, stamps = holders.slots, holders.stamps
         matched, worn_bytes, oldest = self._matched(slot, chain, ends)
         held_bytes, tail = 0, 0.0
         if matched:
@@ -186,8 +231,15 @@ class Index:
                         row += 1
                         if keys[row] != key:
                             row = self._place(key, row)
-            stamps[row * count + slot] = stamp
+                            touched[row] = tick
+                            slots[row * PLACES] = slot
+                            stamps[row * PLACES] = stamp
+                            continue
             touched[row] = tick
+            if slots[row * PLACES] == slot:
+                stamps[row * PLACES] = stamp
+            else:
+                holders.touch(row, slot, stamp)
         return matched, tail
 
     def extend(self, slot: int, block: int, tokens: float, owner: int) -> None:
@@ -213,15 +265,15 @@ class Index:
             row = self._find(key)
             if row < 0:
                 row = self._place(key, (key & self._bucket_mask) * _WAYS + _WAYS - 1)
-            self._stamps[row * self._count + slot] = stamp
             self._touched[row] = tick
+            self._holders.touch(row, slot, stamp)
 
     def forget(self, slot: int, chain: Sequence[int]) -> None:
         """The backend in `slot` did not compute these blocks after all."""
         for key in chain:
             row = self._find(key)
-            if row >= 0:
-                self._stamps[row * self._count + slot] = 0
+            if row >= 0 and self._holders.stamp(row, slot):
+                self._holders.touch(row, slot, 0)
 
     def follow(self, slot: int, followed: bool) -> None:
         """Whether the backend tells what it evicts (`forget`). Then age says little: blocks others asked for
@@ -252,8 +304,7 @@ class Index:
 
     def share(self, slot: int) -> float:
         """The part of the used rows, 0 to 1, that the backend holds. For people: walks the whole table."""
-        count, floor = self._count, self._floors[slot]
-        held = sum(1 for stamp in self._stamps[slot::count] if stamp > floor)
+        held = sum(1 for row in range(self.rows) if self._holders.stamp(row, slot) > self._floors[slot])
         return held / self._rows_used if self._rows_used else 0.0
 
     def _tail(self, block: int, slot: int, owner: int) -> float:
@@ -276,13 +327,12 @@ class Index:
         Ages are shares of the capacity. Blocks between two that are looked at count with the age of the deeper:
         a head that others share is younger than what follows it.
         """
-        stamps, count, floor = self._stamps, self._count, self._floors[slot]
-        clock = self._clocks[slot]
+        floor, clock = self._floors[slot], self._clocks[slot]
         low, high, middle, oldest = 0, len(chain), 1, 0.0
         begin, worn = 0, 0.0
         while low < high:
             row = self._find(chain[middle - 1])
-            stamp = stamps[row * count + slot] if row >= 0 else 0
+            stamp = self._holders.stamp(row, slot) if row >= 0 else 0
             if stamp > floor:
                 low = middle
                 age = clock - stamp
@@ -309,25 +359,30 @@ class Index:
 
     def _restart(self, slot: int) -> None:
         """32 bits are used up: begin anew, with nothing held. Costs a few cache misses once in weeks."""
-        count = self._count
-        self._stamps[slot::count] = array("I", bytes(4 * self.rows))
+        self._holders.drop(slot)
         self._clocks[slot] = self._capacity[slot] + 1.0
         self._floors[slot] = 1
 
     def _place(self, key: int, last: int) -> int:
         """A row for a new key in the bucket that ends at `last`: an empty one, else the longest untouched."""
-        keys, touched, tick = self._keys, self._touched, self._tick
-        best, oldest = last, -1
-        for row in range(last - _WAYS + 1, last + 1):
-            if not keys[row]:
-                best = row
-                self._rows_used += 1
-                break
-            age = (tick - touched[row]) & 0xFFFF_FFFF
-            if age > oldest:
-                best, oldest = row, age
-        keys[best] = key
-        self._tails[best] = 0
-        base = best * self._count
-        self._stamps[base : base + self._count] = self._blank
-        return best
+        keys = self._keys
+        row = last - 3
+        if not keys[row] or not keys[row := row + 1] or not keys[row := row + 1] or not keys[row := row + 1]:
+            self._rows_used += 1
+            keys[row] = key
+            return row
+        touched, tick = self._touched, self._tick
+        ages = [(tick - at) & 0xFFFF_FFFF for at in touched[last - 3 : last + 1]]
+        row = last - 3 + ages.index(max(ages))
+        keys[row] = key
+        self._tails[row] = 0
+        self._forks[row] = 0
+        self._holders.clear(row)
+        return row
+
+    def _age(self, slot: int, stamp: int) -> float:
+        """As a share of the slot's capacity."""
+        return (self._clocks[slot] - stamp) / self._capacity[slot]
+
+    def _is_idle(self, row: int) -> bool:
+        return (self._tick - self._touched[row]) & 0xFFFF_FFFF >= self.rows >> 3

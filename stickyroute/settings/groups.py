@@ -205,7 +205,7 @@ class StickySettings(Group):
     index_entries: Count = Field(
         default=defaults.INDEX_ENTRIES,
         le=1 << 26,
-        description="Blocks of prompts remembered; each takes 22 bytes and 4 for each backend. More for a "
+        description="Blocks of prompts remembered; each takes 110 bytes. More for a "
         "fleet whose caches hold more different text.",
     )
     prefill_tokens_s: Number = Field(
