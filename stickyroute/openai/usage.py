@@ -47,11 +47,13 @@ _CARRY_BYTES = 96
 
 
 class Usage(NamedTuple):
-    """Tokens of one request. `prompt_tokens` includes the cached ones; None is unknown, not zero."""
+    """Tokens of one request. `prompt_tokens` includes the cached ones and those newly written to the cache; None
+    is unknown, not zero."""
 
     prompt_tokens: int
     cached_tokens: int | None
     completion_tokens: int | None
+    written_tokens: int | None = None
 
 
 # The end of a reply.
@@ -120,11 +122,20 @@ def _usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
     if prompt is None:
         return _input_usage(shape, fields)
     details = fields.get("prompt_tokens_details")
+    written = None
     if details is None:
         cached = fields.get("cached_tokens")  # SGLang's own /generate
+    elif type(details) is dict:
+        cached = details.get("cached_tokens")
+        written = _count(details.get("created_cache_tokens"))  # vLLM from 0.32 on
     else:
-        cached = details.get("cached_tokens") if type(details) is dict else None
-    return Usage(prompt, _within(_count(cached), prompt), _count(fields.get("completion_tokens")))
+        cached = None
+    return Usage(
+        prompt,
+        _within(_count(cached), prompt),
+        _count(fields.get("completion_tokens")),
+        _within(written, prompt),
+    )
 
 
 def _input_usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
@@ -133,17 +144,21 @@ def _input_usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
     if prompt is None:
         return None
     cached = _count(fields.get("cache_read_input_tokens"))
+    created = _count(fields.get("cache_creation_input_tokens"))
     if cached is None:
         details = fields.get("input_tokens_details")
-        cached = _count(details.get("cached_tokens")) if type(details) is dict else None
+        if type(details) is dict:
+            cached = _count(details.get("cached_tokens"))
+            created = _count(details.get("cache_write_tokens"))
     elif shape is Shape.MESSAGES:
         # Anthropic counts cached and newly cached tokens beside the input, as vLLM does where it writes both
         # (`_build_anthropic_usage` in its entrypoints/anthropic/serving.py). SGLang writes only what it read,
         # and counts it among the input.
-        created = _count(fields.get("cache_creation_input_tokens"))
         if created is not None or cached > prompt:
             prompt += cached + (created or 0)
-    return Usage(prompt, _within(cached, prompt), _count(fields.get("output_tokens")))
+    return Usage(
+        prompt, _within(cached, prompt), _count(fields.get("output_tokens")), _within(created, prompt)
+    )
 
 
 def _count(value: object) -> int | None:

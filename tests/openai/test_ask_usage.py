@@ -16,7 +16,7 @@ from stickyroute.openai.usage import Usage, read_tail
 from tests.openai.test_usage import body_of, events_of
 
 ASKED = [
-    ("vllm-chat-stream-raw.txt", Usage(12, 0, 6)),
+    ("vllm-chat-stream-raw.txt", Usage(12, 0, 6, 0)),
     ("sglang-chat-stream-raw.txt", Usage(12, 1, 4)),
     ("llamacpp-chat-stream-raw.txt", Usage(12, 0, 3)),
 ]

@@ -16,7 +16,9 @@ ROLE = (
     b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 TOKEN = ROLE.replace(b'"role":"assistant","content":""', b'"content":" assign"')
-CUT = ROLE.replace(b'{"role":"assistant","content":""}', b"{}").replace(b"null}]}", b'"abort","stop_reason":null}]}')
+CUT = ROLE.replace(b'{"role":"assistant","content":""}', b"{}").replace(
+    b"null}]}", b'"abort","stop_reason":null}]}'
+)
 FULL = b'data: {"error":{"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","param":null,"code":503}}\n\n'
 NATIVE = b'data: {"text":"","meta_info":{"id":"1","finish_reason":{"type":"abort","message":"full","status_code":503}}}\n\n'
 

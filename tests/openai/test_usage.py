@@ -21,23 +21,23 @@ from stickyroute.openai.usage import (
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 
 STREAMS = [
-    ("vllm-chat-stream-raw.txt", Shape.CHAT, Usage(12, 0, 6), b'"content":"*."'),
-    ("vllm-chat-continuous-usage.txt", Shape.CHAT, Usage(9, 0, 2), b'"content":" >>>"'),
+    ("vllm-chat-stream-raw.txt", Shape.CHAT, Usage(12, 0, 6, 0), b'"content":"*."'),
+    ("vllm-chat-continuous-usage.txt", Shape.CHAT, Usage(9, 0, 2, 0), b'"content":" >>>"'),
     ("vllm-chat-stream-nousage-raw.txt", Shape.CHAT, None, b'"content":"*."'),
     ("vllm-chat-n2-stream.txt", Shape.CHAT, None, b'"content":" be"'),
     ("vllm-completions-stream-raw.txt", Shape.COMPLETIONS, None, b'"text":" match"'),
-    ("vllm-messages-stream.txt", Shape.MESSAGES, Usage(12, 0, 3), b'"text":"*."'),
-    ("vllm-responses-stream.txt", Shape.RESPONSES, Usage(12, 0, 3), b'"delta":"*."'),
+    ("vllm-messages-stream.txt", Shape.MESSAGES, Usage(12, 0, 3, 0), b'"text":"*."'),
+    ("vllm-responses-stream.txt", Shape.RESPONSES, Usage(12, 0, 3, 0), b'"delta":"*."'),
     ("sglang-chat-stream-raw.txt", Shape.CHAT, Usage(12, 1, 4), b'"content":"*."'),
     ("llamacpp-chat-stream-raw.txt", Shape.CHAT, Usage(12, 0, 3), b'"content":"*."'),
 ]
 WHOLE = [
-    ("vllm-chat-nonstream.txt", Shape.CHAT, Usage(12, 0, 12)),
-    ("vllm-chat-tokenids.txt", Shape.CHAT, Usage(9, 0, 2)),
+    ("vllm-chat-nonstream.txt", Shape.CHAT, Usage(12, 0, 12, 0)),
+    ("vllm-chat-tokenids.txt", Shape.CHAT, Usage(9, 0, 2, 0)),
     ("sglang-chat-nonstream.txt", Shape.CHAT, Usage(12, 11, 12)),
     ("llamacpp-chat-nonstream.txt", Shape.CHAT, Usage(12, 11, 12)),
-    ("vllm-messages-nonstream.txt", Shape.MESSAGES, Usage(12, 0, 6)),
-    ("vllm-responses-nonstream.txt", Shape.RESPONSES, Usage(12, 0, 6)),
+    ("vllm-messages-nonstream.txt", Shape.MESSAGES, Usage(12, 0, 6, 0)),
+    ("vllm-responses-nonstream.txt", Shape.RESPONSES, Usage(12, 0, 6, 0)),
 ]
 shapes = st.sampled_from([Shape.CHAT, Shape.COMPLETIONS, Shape.MESSAGES, Shape.RESPONSES, Shape.OPAQUE])
 
@@ -71,7 +71,7 @@ def test_usage_of_a_real_reply(name, shape, usage):
 
 def test_a_long_prompt_that_was_cached():
     body = (CAPTURES / "vllm-longprompt-2.json").read_bytes().partition(b" time=")[0]
-    assert read_tail(Shape.CHAT, body, False) == Usage(2165, 2144, 8)
+    assert read_tail(Shape.CHAT, body, False) == Usage(2165, 2144, 8, 0)
 
 
 @pytest.mark.parametrize(("name", "shape", "_", "token"), STREAMS)
@@ -128,7 +128,8 @@ VALUES = st.recursive(
 )
 NAMES = (
     "prompt_tokens completion_tokens cached_tokens prompt_tokens_details input_tokens output_tokens "
-    "input_tokens_details cache_read_input_tokens cache_creation_input_tokens"
+    "input_tokens_details cache_read_input_tokens cache_creation_input_tokens "
+    "created_cache_tokens cache_write_tokens"
 )
 FIELDS = st.sampled_from(NAMES.split())
 
@@ -139,7 +140,8 @@ def test_fields_of_any_kind_never_raise(shape, fields, streamed):
     found = read_tail(shape, b"data: " + text if streamed else text, streamed)
     if found is not None:
         assert found.prompt_tokens >= 0
-        assert found.cached_tokens is None or 0 <= found.cached_tokens <= found.prompt_tokens
+        for part in (found.cached_tokens, found.written_tokens):
+            assert part is None or 0 <= part <= found.prompt_tokens
 
 
 def test_text_of_the_model_is_no_usage():
@@ -162,7 +164,7 @@ def test_what_engines_count_among_the_input():
     # vLLM: input, read and newly cached are three parts of the prompt.
     assert told(
         input_tokens=20, cache_read_input_tokens=2080, cache_creation_input_tokens=32, output_tokens=8
-    ) == Usage(2132, 2080, 8)
+    ) == Usage(2132, 2080, 8, 32)
     # SGLang tells the whole prompt and how much of it was cached.
     assert told(input_tokens=2100, cache_read_input_tokens=2080, output_tokens=8) == Usage(2100, 2080, 8)
 
