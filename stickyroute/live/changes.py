@@ -17,7 +17,7 @@ __all__ = ["LIVE", "Change", "changes", "in_force"]
 
 LIVE = frozenset({
     "admin_token", "affinity", "api_keys", "backends", "bounded_ring", "cors", "discovery", "extra_routes", "hold",
-    "limits", "log_level", "models_interval_s", "policy", "prices", "probe", "response_headers", "retries", "ring",
+    "limits", "log_level", "models_interval_s", "policy", "probe", "reload_on_change", "response_headers", "retries",
     "scrape", "sticky.bound", "sticky.floor_tokens", "sticky.tolerance", "strict_json", "strict_models",
     "timeouts", "tls",
 })  # fmt: skip

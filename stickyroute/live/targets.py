@@ -36,7 +36,7 @@ class Targets:
 
     def prepare(self, specs: Iterable[BackendSpec]) -> Contexts:
         """TLS towards those of `specs` that are new or moved. Raises ConfigError; nothing has changed yet."""
-        known = {spec for spec in self._specs.values()}
+        known = set(self._specs.values())
         return {spec: backend_tls(spec) for spec in specs if spec not in known}
 
     def put(self, backends: Iterable[Backend], contexts: Contexts) -> None:

@@ -47,6 +47,14 @@ class Front:
         self.gateway_keys = gateway_keys
         self.allow_origins = allow_origins
 
+    def retune(
+        self, gateway_keys: Mapping[bytes, str], allow_origins: frozenset[str], routes: RouteTable
+    ) -> None:
+        """Go by these from the next request on."""
+        self.gateway_keys = gateway_keys
+        self.allow_origins = allow_origins
+        self._routes = routes
+
     def tenant(self, request: Request, route: Route) -> str:
         """Who is asking, "" on an open port. Raises Unauthorized; keys are compared in constant time.
 

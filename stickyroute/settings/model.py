@@ -157,6 +157,9 @@ class Settings(BaseSettings):
         default=defaults.LOG_LEVEL,
         description="What the proxy tells about itself: debug, info, warning, error.",
     )
+    reload_on_change: bool = Field(
+        default=True, description="Whether the configuration's file is read again when it changes."
+    )
     models_interval_s: Seconds = Field(
         default=defaults.MODELS_INTERVAL_S,
         description="Seconds between two looks at each backend's /v1/models.",

@@ -1,0 +1,290 @@
+"""The configuration of a running process: what is in force, where it came from, and how it becomes another.
+
+Owns the one way in which settings and members change: read and checked, planned in small steps, then applied
+without a pause in which a request could see half of it. A configuration with any mistake changes nothing. What
+was learned stays: keys, sessions, the index, loads, the operator's states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stickyroute.clock import monotonic
+from stickyroute.errors import ConfigError
+from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.fleet.plan import Plan
+from stickyroute.http.limits import Limits
+from stickyroute.http.sweeper import Sweeper
+from stickyroute.live.build import backend_specs, gateway_keys, limits_of, load_certificate
+from stickyroute.live.changes import changes, in_force
+from stickyroute.live.preview import Preview
+from stickyroute.live.targets import Targets
+from stickyroute.live.watches import Watches
+from stickyroute.openai.routes import RouteTable
+from stickyroute.proxy import Front, Proxy
+from stickyroute.routing.affinity import AffinityRule, build_affinity
+from stickyroute.routing.policies import build_policy
+from stickyroute.routing.router import Router
+from stickyroute.settings import Settings, effective_yaml, load_settings, load_text
+from stickyroute.watch.discovery import DiscoveryWatch, Found
+
+__all__ = ["Live", "Origin", "Parts"]
+
+log = logging.getLogger(__name__)
+
+DISCOVERY_FIRST_S = 3.0
+"""How long a change of settings waits for the first answer of a new source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the settings came from when the process began: a file, and flags that overrule it."""
+
+    path: Path | None = None
+    overrides: dict[str, Any] | None = None
+
+    def read(self) -> Settings:
+        """Them anew. Raises ConfigError."""
+        return load_settings(self.path, self.overrides)
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of the process that a change reaches. `affinity` is the rule in force."""
+
+    fleet: Fleet
+    proxy: Proxy
+    front: Front
+    affinity: AffinityRule
+    targets: Targets
+    limits: Limits
+    sweeper: Sweeper
+    listener_tls: ssl.SSLContext | None
+    watches: Watches
+    discovery: DiscoveryWatch
+
+
+class Live:
+    """Changes `parts`. `settings` are those in force, `wanted` those last read: they differ in what waits for a
+    restart."""
+
+    def __init__(self, settings: Settings, origin: Origin | None = None) -> None:
+        self.settings = settings
+        self.wanted = settings
+        self.origin = origin if origin is not None else Origin()
+        self.generation = 1
+        self.source = str(self.origin.path) if self.origin.path is not None else "flags and environment"
+        self.loaded_at_s = time.time()
+        self.last_error: str | None = None
+        self.last_error_at_s: float | None = None
+        self.applied = 0
+        self.refused = 0
+        self.on_change: list[Callable[[Settings], None]] = []
+        """Called with the settings in force after each change, for parts that take theirs once."""
+        self._parts: Parts | None = None
+        self._lock = asyncio.Lock()
+        self._drained: set[str] = set()
+
+    def attach(self, parts: Parts) -> None:
+        """The process runs: from here on it can be changed."""
+        self._parts = parts
+
+    # What is asked of it.
+
+    async def reload(self, why: str) -> bool:
+        """Read the file again and go by it; whether that could be done. Mistakes are logged and remembered."""
+        if self.origin.path is None:
+            log.warning("%s: there is no configuration file to read; use PUT /config, or serve --config", why)
+            return False
+        source = str(self.origin.path)
+        try:
+            settings = await asyncio.to_thread(self.origin.read)
+            await self.apply(settings, source)
+        except ConfigError as error:
+            self._refuse(source, error)
+            return False
+        return True
+
+    async def put(self, text: bytes, source: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Go by a configuration in `text`, YAML or JSON, in the place of the file's; or tell what that would do.
+
+        Flags and the environment still overrule it. Masked secrets stay what they are. Raises ConfigError, and
+        then nothing has changed.
+        """
+        try:
+            settings, overruled = await asyncio.to_thread(
+                load_text, text, "body", self.origin.overrides, self.wanted
+            )
+            if dry_run:
+                preview = await self.preview(settings, overruled)
+            else:
+                preview = await self.apply(settings, source, overruled)
+        except ConfigError as error:
+            if not dry_run:
+                self._refuse(source, error)
+            raise
+        return {"applied": not dry_run, "generation": self.generation, **preview.as_json()}
+
+    async def preview(self, settings: Settings, overruled: tuple[str, ...] = ()) -> Preview:
+        """What `settings` would change. Of sources of discovery that are new nothing is known yet."""
+        parts = self._here()
+        new = in_force(self.settings, settings)
+        specs, _ = _sum(new, parts.discovery.found(new.discovery))
+        return Preview(await self._plan(parts, specs), changes(self.settings, settings), overruled)
+
+    async def apply(self, settings: Settings, source: str, overruled: tuple[str, ...] = ()) -> Preview:
+        """Go by `settings`. Raises ConfigError, and then nothing has changed."""
+        parts = self._here()
+        async with self._lock:
+            new = in_force(self.settings, settings)
+            preview = await self._apply(parts, new, changes(self.settings, settings), overruled)
+            self.settings, self.wanted = new, settings
+            self.generation += 1
+            self.applied += 1
+            self.source, self.loaded_at_s = source, time.time()
+            self.last_error = self.last_error_at_s = None
+            log.info("configuration %d from %s: %s", self.generation, source, preview.words())
+            for changed in self.on_change:
+                changed(new)
+        return preview
+
+    async def refound(self) -> None:
+        """Discovery found something else: the fleet follows."""
+        parts = self._here()
+        async with self._lock:
+            specs, draining = _sum(self.settings, parts.discovery.found())
+            plan = await self._plan(parts, specs)
+            preview = Preview(plan)
+            try:
+                contexts = parts.targets.prepare(specs)
+            except ConfigError as error:
+                log.error("discovery: %s", error.message)
+                return
+            if not preview.is_empty:
+                self._change_members(parts, plan, contexts)
+                await parts.watches.follow(parts.fleet, self.settings, parts.proxy)
+                log.info("discovery: %s", preview.words())
+            self._drain(parts.fleet, draining)
+
+    def effective(self) -> str:
+        """The settings in force as YAML, secrets masked."""
+        return effective_yaml(self.settings)
+
+    def state(self) -> dict[str, Any]:
+        """How it stands, as JSON values."""
+        waiting = [change.path for change in changes(self.settings, self.wanted)]
+        return {
+            "generation": self.generation,
+            "source": self.source,
+            "loaded_at": _iso(self.loaded_at_s),
+            "last_error": self.last_error,
+            "last_error_at": None if self.last_error_at_s is None else _iso(self.last_error_at_s),
+            "needs_restart": waiting,
+        }
+
+    def discovery_state(self) -> list[dict[str, Any]]:
+        """How each source of discovery goes, as JSON values."""
+        return [] if self._parts is None else self._parts.discovery.state()
+
+    async def renew_certificate(self) -> None:
+        """Read the public port's certificate again: it is another file by now, or the same with other contents."""
+        parts, tls = self._here(), self.settings.tls
+        if tls is None or parts.listener_tls is None:
+            return
+        try:
+            load_certificate(parts.listener_tls, tls)
+        except ConfigError as error:
+            self._refuse(str(tls.cert), error)
+        else:
+            log.info("certificate read again from %s", tls.cert)
+
+    def tidy(self) -> None:
+        """Let go of what has ended since a change."""
+        if self._parts is not None:
+            self._parts.targets.tidy()
+
+    # How it is done.
+
+    async def _apply(
+        self, parts: Parts, new: Settings, differences: Sequence[Any], overruled: tuple[str, ...]
+    ) -> Preview:
+        follow = parts.discovery.prepare(new.discovery)
+        rule_needs = Router(build_policy(new), random.Random())
+        routes = RouteTable(new.extra_routes)
+        affinity = build_affinity(new, rule_needs.needs, parts.affinity)
+        specs, draining = _sum(new, parts.discovery.found(new.discovery))
+        contexts = parts.targets.prepare(specs)
+        plan = await self._plan(parts, specs)
+        preview = Preview(plan, tuple(differences), overruled)
+        preview.words()  # whatever is costly about it, before anything changes
+        if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
+            load_certificate(parts.listener_tls, new.tls)
+        # From here on nothing can fail, and nothing waits until all is changed.
+        follow()
+        self._change_members(parts, plan, contexts)
+        parts.affinity = affinity
+        parts.proxy.retune(new, affinity, rule_needs, routes)
+        parts.front.retune(gateway_keys(new), frozenset(new.cors.allow_origins), routes)
+        parts.limits.become(limits_of(new))
+        parts.sweeper.retune(parts.limits.tick_s)
+        logging.getLogger().setLevel(new.log_level.upper())
+        await parts.watches.follow(parts.fleet, new, parts.proxy)
+        self._drain(parts.fleet, draining)
+        return preview
+
+    async def _plan(self, parts: Parts, specs: Sequence[BackendSpec]) -> Plan:
+        plan = parts.fleet.plan(specs)
+        for _ in plan.steps():
+            await asyncio.sleep(0)
+        return plan
+
+    def _change_members(self, parts: Parts, plan: Plan, contexts: Any) -> None:
+        applied = parts.fleet.apply(plan, monotonic())
+        parts.targets.remove(applied.removed)
+        parts.targets.put((*applied.added, *applied.changed), contexts)
+
+    def _drain(self, fleet: Fleet, draining: frozenset[str]) -> None:
+        """Take pods that are being ended out of the choice, and back in when they are not after all."""
+        now_s = monotonic()
+        for name in self._drained - draining:
+            backend = fleet.find(name)
+            if backend is not None:
+                fleet.undrain(backend.slot, now_s)
+        for name in draining - self._drained:
+            backend = fleet.find(name)
+            if backend is not None and fleet.state(backend.slot).operator == "active":
+                fleet.drain(backend.slot, now_s)
+                self._drained.add(name)
+        self._drained &= draining
+
+    def _refuse(self, source: str, error: ConfigError) -> None:
+        self.refused += 1
+        self.last_error, self.last_error_at_s = error.message, time.time()
+        log.error(
+            "configuration from %s refused, %d stays in force:\n%s", source, self.generation, error.message
+        )
+
+    def _here(self) -> Parts:
+        assert self._parts is not None, "the process has not started"
+        return self._parts
+
+
+def _sum(settings: Settings, found: Sequence[Found]) -> tuple[list[BackendSpec], frozenset[str]]:
+    """All backends there are, those of the configuration first, and the names of those that are being ended."""
+    specs = backend_specs(settings)
+    names = {spec.name for spec in specs}
+    urls = {spec.url for spec in specs}
+    others = [one for one in found if one.spec.name not in names and one.spec.url not in urls]
+    return specs + [one.spec for one in others], frozenset(one.spec.name for one in others if one.draining)
+
+
+def _iso(at_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))

@@ -1,0 +1,140 @@
+"""What a change will do, told before it is done: keys that move, settings that differ, what waits for a restart.
+
+Owns the words and the form. Works on a plan of the fleet; changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stickyroute.fleet import BackendSpec
+from stickyroute.fleet.plan import Plan
+from stickyroute.live.build import backend_specs
+from stickyroute.live.changes import Change, changes
+from stickyroute.routing.ring import Points, Ring
+from stickyroute.settings import Settings
+
+__all__ = ["Preview", "offline", "table"]
+
+NAMED = 5
+"""In a line of text; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A change of settings or of what discovery finds. `changes` is empty for the latter.
+
+    `overruled` are settings that a text gives and a flag or the environment gives otherwise.
+    """
+
+    plan: Plan
+    changes: tuple[Change, ...] = ()
+    overruled: tuple[str, ...] = ()
+
+    @property
+    def needs_restart(self) -> tuple[str, ...]:
+        """The settings that keep their old value until then."""
+        return tuple(change.path for change in self.changes if not change.live)
+
+    @property
+    def is_empty(self) -> bool:
+        plan = self.plan
+        return not (self.changes or plan.added or plan.removed or plan.changed)
+
+    def words(self) -> str:
+        """The change in one line."""
+        plan = self.plan
+        told = [_moved(plan)]
+        told += [f"{word}: {_some(names)}" for word, names in _members(plan) if names]
+        others = [
+            str(change)
+            for change in self.changes
+            if change.live and change.path.partition(".")[0] not in ("backends", "discovery")
+        ]
+        if others:
+            told.append(_some(others))
+        if self.needs_restart:
+            told.append(f"needs a restart: {_some(self.needs_restart)}")
+        if self.overruled:
+            told.append(f"overruled by flags or the environment: {_some(self.overruled)}")
+        return "; ".join(told)
+
+    def as_json(self) -> dict[str, Any]:
+        """The change as JSON values. Shares are parts of all keys, 0 to 1."""
+        plan = self.plan
+        return {
+            "summary": self.words(),
+            "moved_share": round(plan.moved_share, 4),
+            "minimum_share": round(plan.minimum_share, 4),
+            "gains": {name: round(share, 4) for name, share in plan.gains.items()},
+            "losses": {name: round(share, 4) for name, share in plan.losses.items()},
+            "added": list(plan.added),
+            "removed": list(plan.removed),
+            "changed": list(plan.changed),
+            "changes": [
+                {"path": c.path, "before": c.before, "after": c.after, "live": c.live} for c in self.changes
+            ],
+            "needs_restart": list(self.needs_restart),
+            "overruled": list(self.overruled),
+        }
+
+
+def offline(old: Settings, new: Settings) -> Preview:
+    """The change from one configuration to another, as far as files tell: what discovery finds is not known."""
+    before, after = backend_specs(old), backend_specs(new)
+    ring = Ring.build([(spec.name, spec.weight) for spec in before], old.ring.vnodes)
+    return Preview(Plan(after, before, ring, Points(new.ring.vnodes)), changes(old, new))
+
+
+def table(preview: Preview, before: list[BackendSpec], after: list[BackendSpec], ring: Ring) -> str:
+    """The keys of each backend before and after, and the settings that differ, for a terminal."""
+    plan = preview.plan
+    had = dict(zip(ring.members, ring.shares(), strict=True))
+    has = dict(zip(plan.ring.members, plan.ring.shares(), strict=True))
+    names = list(dict.fromkeys([*(spec.name for spec in before), *(spec.name for spec in after)]))
+    wide = max([len("backend"), *map(len, names)])
+    lines = [f"{'backend':<{wide}}  {'before':>8}  {'after':>8}  {'gains':>8}  {'loses':>8}"]
+    for name in names:
+        figures = (had.get(name), has.get(name), plan.gains.get(name), plan.losses.get(name))
+        told = "  ".join(f"{'-' if share is None else _percent(share):>8}" for share in figures)
+        lines.append(f"{name:<{wide}}  {told}{_word(plan, name)}")
+    lines += ["", _moved(plan) + ("" if plan.moved_share == 0 else _least(plan))]
+    for title, live in (("at once", True), ("at the next restart", False)):
+        told_changes = [str(change) for change in preview.changes if change.live is live]
+        if told_changes:
+            lines += ["", f"{title}:", *(f"  {told}" for told in told_changes)]
+    return "\n".join(lines)
+
+
+def _word(plan: Plan, name: str) -> str:
+    for word, names in _members(plan):
+        if name in names:
+            return f"  {word}"
+    return ""
+
+
+def _members(plan: Plan) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (("added", plan.added), ("removed", plan.removed), ("changed", plan.changed))
+
+
+def _moved(plan: Plan) -> str:
+    if plan.moved_share == 0:
+        return "no key moves" if not plan.added or not plan.gains else "the first backends: no key moves"
+    gains = sorted(plan.gains.items(), key=lambda item: -item[1])
+    names = [f"{name} gains {_percent(share)}" for name, share in gains]
+    return f"{_percent(plan.moved_share)} of keys move, {_some(names)}"
+
+
+def _least(plan: Plan) -> str:
+    return f"; {_percent(plan.minimum_share)} is the least that these shares allow"
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    told = ", ".join(names[:NAMED])
+    return told if len(names) <= NAMED else f"{told} and {len(names) - NAMED} more"
+
+
+def _percent(share: float) -> str:
+    percent = share * 100
+    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
