@@ -7,9 +7,15 @@ event loop; time and jitter are arguments. Knows nothing of requests, sockets or
 from __future__ import annotations
 
 from stickyroute.fleet.fleet import Fleet
+from stickyroute.fleet.health import Event, HealthRules, Outcome
 from stickyroute.fleet.lease import Lease
+from stickyroute.fleet.plan import Applied, Plan
 from stickyroute.fleet.pools import Pool
 from stickyroute.fleet.spec import Backend, BackendSpec
+from stickyroute.fleet.states import BackendState
 from stickyroute.fleet.tuning import Tuning
 
-__all__ = ["Backend", "BackendSpec", "Fleet", "Lease", "Pool", "Tuning"]
+__all__ = [
+    "Applied", "Backend", "BackendSpec", "BackendState", "Event", "Fleet", "HealthRules", "Lease", "Outcome", "Plan",
+    "Pool", "Tuning",
+]  # fmt: skip

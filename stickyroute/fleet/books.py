@@ -44,6 +44,7 @@ class Books:
     """Keeps `loads` of `count` backends."""
 
     def __init__(self, count: int, tuning: Tuning) -> None:
+        self._tuning = tuning
         token_s = 1.0 / tuning.prefill_tokens_s
         capacity: Sequence[float] = [tuning.kv_tokens] * count
         self.loads = Loads(
@@ -56,7 +57,7 @@ class Books:
         self._waiting: list[dict[Lease, None]] = [{} for _ in range(count)]  # in the order of dispatch
         self._since_s = [0.0] * count  # when the head of the queue came to be the head
         self._owed = [0.0] * count  # tokens of all that wait
-        self._rate = [Line(_STEP_S, token_s, _RATE_UNIT_TOKENS) for _ in range(count)]
+        self._rate = [self._new_rate() for _ in range(count)]
         self._decode = Line(2 * _STEP_S, _DECODE_STEP_S, _DECODE_UNIT)
         self._answer = Mean(_ANSWER_TOKENS)
         self._counted_s = 0.0
@@ -65,6 +66,50 @@ class Books:
         self._proved = [0.0] * count
         self.loads.step_s = _STEP_S
         self._update_decode()
+
+    # Whose accounts.
+
+    def grow(self, count: int) -> None:
+        """There are `count` slots now; the new ones are blank."""
+        loads = self.loads
+        more = count - len(self._waiting)
+        if more <= 0:
+            return
+        loads.index.grow(count, self._tuning.kv_tokens)
+        for counts in (loads.in_flight, loads.queued):
+            counts.extend([0] * more)
+        for values, value in self._blank():
+            values.extend([value] * more)
+        self._waiting += [{} for _ in range(more)]
+        for sums in (self._since_s, self._owed, self._believed, self._proved):
+            sums += [0.0] * more
+        self._rate += [self._new_rate() for _ in range(more)]
+
+    def reset(self, slot: int) -> None:
+        """Somebody else is in the slot, of whom nothing is known. Nothing may be in flight there."""
+        for values, value in self._blank():
+            values[slot] = value
+        self.record_restart(slot)
+        self.loads.index.set_capacity(slot, self._tuning.kv_tokens)
+        self._owed[slot] = 0.0
+        self._rate[slot] = self._new_rate()
+
+    def _blank(self) -> tuple[tuple[array[float], float], ...]:
+        """Each array of figures, and what stands there for one of whom nothing is known."""
+        loads, tuning = self.loads, self._tuning
+        return (
+            (loads.in_flight_tokens, 0.0),
+            (loads.backlog_tokens, 0.0),
+            (loads.token_s, 1.0 / tuning.prefill_tokens_s),
+            (loads.capacity_tokens, tuning.kv_tokens),
+            (loads.trust, 1.0),
+            (loads.kv_used, 0.0),
+            (loads.kv_per_token, 0.0),
+            (loads.room, 1.0),
+        )
+
+    def _new_rate(self) -> Line:
+        return Line(_STEP_S, 1.0 / self._tuning.prefill_tokens_s, _RATE_UNIT_TOKENS)
 
     # A request's way.
 

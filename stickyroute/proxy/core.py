@@ -272,7 +272,7 @@ class Proxy:
             exchange.may_have_run = True
             self._send(exchange, fresh=True)
             return
-        self._metrics.upstream_failures(self._fleet.backends[exchange.slot].name, failure)
+        self._metrics.upstream_failures(self._fleet.at(exchange.slot).name, failure)
         if failure in CONNECT_FAILURES:
             self.blame.tell(exchange, Outcome.CONNECT_FAILED)
             self._targets[exchange.slot].pool.close_idle()
@@ -353,7 +353,7 @@ class Proxy:
         """Response fields that every reply of an exchange carries."""
         lines = b"x-request-id: %b\r\n" % exchange.request.request_id
         if self._show_decision and exchange.slot >= 0:
-            name = self._fleet.backends[exchange.slot].name.encode("latin-1", "replace")
+            name = self._fleet.at(exchange.slot).name.encode("latin-1", "replace")
             lines += b"x-stickyroute-backend: %b\r\n" % name
             lines += b"x-stickyroute-reason: %b\r\n" % exchange.reason.encode()
         if self._front.allow_origins:

@@ -131,12 +131,12 @@ class Explainer:
             tried = [*tried, decision.slot]
 
     def _full(self, slot: int) -> bool:
-        limit = self._fleet.backends[slot].spec.max_in_flight
+        limit = self._fleet.at(slot).spec.max_in_flight
         return limit is not None and self._fleet.in_flight[slot] >= limit
 
     def _row(self, row: Figures, view: FleetView) -> dict[str, Any]:
         told = {
-            "name": self._fleet.backends[row.slot].name,
+            "name": self._fleet.at(row.slot).name,
             "excluded": self._why_not(row.slot),
             **{
                 name: _rounded(value)
@@ -162,7 +162,7 @@ class Explainer:
         """Why a backend is not chosen, None for one that can be."""
         if self._fleet.available[slot]:
             return (
-                f"at max_in_flight ({self._fleet.backends[slot].spec.max_in_flight})"
+                f"at max_in_flight ({self._fleet.at(slot).spec.max_in_flight})"
                 if self._full(slot)
                 else None
             )
@@ -174,7 +174,7 @@ class Explainer:
             return None
         row = next(row for row in rows if row.slot == decision.slot)
         return {
-            "backend": self._fleet.backends[decision.slot].name,
+            "backend": self._fleet.at(decision.slot).name,
             "reason": decision.reason,
             "predicted_ttft_s": _rounded(row.predicted_ttft_s),
             "overlap": _rounded(row.overlap),

@@ -49,7 +49,7 @@ class Ledger:
         request = exchange.request
         now_s = monotonic()
         duration_s = now_s - request.started_s
-        backend = self._fleet.backends[exchange.slot].name if exchange.slot >= 0 else ""
+        backend = self._fleet.at(exchange.slot).name if exchange.slot >= 0 else ""
         lease, usage = exchange.lease, None
         if end is COMPLETE and 200 <= exchange.status < 300:
             usage = self._take_usage(exchange, backend, now_s)

@@ -19,7 +19,10 @@ class Loads:
     what is in flight (`in_flight_tokens`); uncached prompt tokens before their first token (`backlog_tokens`);
     seconds per uncached token (`token_s`); the cache's size (`capacity_tokens`); the part of a believed hit
     that comes true (`trust`, 0 to 1); the share of the cache, 0 to 1, that what is in flight takes (`kv_used`), and
-    that a token more takes (`kv_per_token`), both 0 while unknown, which is never "full".
+    that a token more takes (`kv_per_token`), both 0 while unknown, which is never "full"; `room`, from above 0 to 1,
+    the part of its share of load that it should have now (1 while nothing speaks against it).
+
+    The arrays grow in place and are the same objects for good. `tight` says that some `room` is below 1.
 
     For the whole fleet: `arrivals_s`, requests a second for one backend, and `busy`, the part of the time, 0 to
     1, that it spends on prompts, both over the last seconds; `step_s`, what a first token takes apart from its
@@ -29,8 +32,8 @@ class Loads:
 
     __slots__ = (
         "answer_tokens", "arrivals_s", "backlog_tokens", "busy", "capacity_tokens", "decode_s", "in_flight",
-        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "stay_s", "step_s", "token_s",
-        "trust",
+        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "room", "stay_s", "step_s",
+        "tight", "token_s", "trust",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +54,8 @@ class Loads:
         self.trust = array("d", [1.0] * count)
         self.kv_used = array("d", [0.0] * count)
         self.kv_per_token = array("d", [0.0] * count)
+        self.room = array("d", [1.0] * count)
+        self.tight = False
         self.index = index
         self.kappa = kappa
         self.arrivals_s = 0.0

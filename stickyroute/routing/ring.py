@@ -29,7 +29,16 @@ _HAS_PLACE = (-1).__lt__
 class Ring:
     """Built by `Ring.build` or `Points`. Members are known by their index in the sequence they were given in."""
 
-    __slots__ = ("_contested", "_owners", "_placed", "_points", "_shares", "fingerprint", "members", "weights")
+    __slots__ = (
+        "_contested",
+        "_owners",
+        "_placed",
+        "_points",
+        "_shares",
+        "fingerprint",
+        "members",
+        "weights",
+    )
 
     def __init__(
         self,

@@ -100,9 +100,10 @@ class ModelsWatch:
         while True:
             await asyncio.sleep(RETRY_TICK_S if 0 in fleet.available else CALM_TICK_S)
             now_s = monotonic()
+            fleet.tick(now_s)
             for question in self._questions:
                 slot = question.backend.slot
-                if not fleet.available[slot] and fleet.retry_due(slot, now_s):
+                if fleet.retry_due(slot, now_s):
                     question.due.set()
 
     async def _ask(self, question: _Question, session: aiohttp.ClientSession) -> None:
@@ -123,7 +124,7 @@ class ModelsWatch:
     def _failed(self, question: _Question, why: str, *, refused: bool = False) -> None:
         """Nothing usable came. Only a refusal makes a backend unavailable; none of these brings it back."""
         slot = question.backend.slot
-        if refused or not self._fleet.available[slot]:
+        if refused or self._fleet.is_refused(slot):
             self._fleet.record_refused(slot, monotonic(), random.random())
         question.say(why)
 

@@ -153,7 +153,7 @@ class TokenizeWatch:
         self._failed[slot] += 1
         if self._failed[slot] >= FAILURES:
             if self._failed[slot] == FAILURES:
-                name = self._fleet.backends[slot].name
+                name = self._fleet.at(slot).name
                 log.warning(
                     "%s: /tokenize %s; its prompts are matched by the index alone", name, why or "is odd"
                 )

@@ -25,4 +25,4 @@ def rows(*names: str, **more: Any) -> list[dict[str, Any]]:
 def members(fleet: Fleet, model: str | None) -> list[str] | None:
     """The names of the backends that serve `model`."""
     pool = fleet.pool(model)
-    return None if pool is None else [fleet.backends[slot].name for slot in pool.view.slots]
+    return None if pool is None else [fleet.at(slot).name for slot in pool.view.slots]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.fleet import Fleet, Lease
-from stickyroute.fleet.fleet import MODEL_NAME_CHARS, MODELS_PER_BACKEND
+from stickyroute.fleet.listed import MODEL_NAME_CHARS, MODELS_PER_BACKEND
 from tests.fleet.specs import fleet, members, rows, spec
 
 # Leases.
@@ -191,18 +191,17 @@ def test_a_pool_is_swapped_only_when_its_members_change() -> None:
     two = fleet("a", "b")
     for slot in (0, 1):
         two.record_models(slot, rows("m1"))
-    before = two.pool("m1")
+    pool = two.pool("m1")
+    assert pool is not None
+    view = pool.view
     two.record_models(0, rows("m1", max_model_len=8192))
     two.record_models(0, [*rows("m1"), *rows("m1")])
-    assert two.pool("m1") is before
     two.record_models(0, rows("m1", "m2"))
-    after = two.pool("m1")
-    assert before is not None
-    assert after is not None
-    assert after.view is before.view, "m2 came; who serves m1 did not change"
+    assert pool.view is view, "m2 came; who serves m1 did not change"
     two.record_models(0, rows("m2"))
     assert members(two, "m1") == ["b"]
-    assert before.view.slots == (0, 1), "a view in use is never changed"
+    assert pool is two.pool("m1"), "who holds it sees the new members"
+    assert view.slots == (0, 1), "a view in use is never changed"
 
 
 def test_a_backend_that_is_down_keeps_its_models() -> None:

@@ -1,0 +1,503 @@
+"""Who may be sent requests: what probes and real traffic say of each backend, and what follows.
+
+Owns the states and their transitions; `available` and `pinnable` are what comes of them. Three things take a
+backend out, and each ends in its own way:
+
+- refused: nobody listens, or the engine behind the port is dead. Ends when a probe is answered.
+- ejected: its answers are failures, whatever probes say. After a pause, which doubles with jitter, it is let in
+  for one request at a time, until `recover` of them were answered.
+- unhealthy: `fall` probes in a row failed. Ends after `rise` good ones.
+
+A busy answer only pauses it, as long as it asks. A backend of which nothing is known is used. The operator's
+state is apart from all that.
+
+Never all are out: where less than `panic` of a group are left, those that are ejected or paused are used
+again, and where nobody is left, those whose probes fail as well; never who refuses. Time and jitter are
+arguments; changes are noted as events for others to log, bounded in number. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from stickyroute.fleet.states import BackendState, Operator
+
+__all__ = ["Event", "Health", "HealthBook", "HealthRules", "Outcome"]
+
+REFUSED_FIRST_S = 0.25
+REFUSED_LAST_S = 5.0
+_EVENTS = 1000  # kept until somebody takes them
+_LIMITLESS = 1 << 62
+
+
+class Outcome(Enum):
+    """What became of an attempt, as far as it says something of the backend. A 4xx is the client's fault and is
+    ANSWERED."""
+
+    ANSWERED = "answered"
+    CONNECT_FAILED = "connect_failed"
+    RESET = "reset"  # the connection broke, before or after the reply began
+    SERVER_ERROR = "server_error"  # a 5xx that is not a busy answer, or an error inside a stream
+    BUSY = "busy"  # back-pressure: a 429, a 503, a full queue
+    NO_FIRST_BYTE = "no_first_byte"  # given up on after waiting long enough
+    ENGINE_DEAD = "engine_dead"  # the server says that the engine behind it is gone
+
+
+class Health(Enum):
+    """What probes say."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """`rise`, `fall`: probes in a row. `eject_after`: resets and 5xx in a row; `silent_after`: requests in a row
+    without a first byte. Ejections last from `eject_first_s` to `eject_last_s`. `recover`: answers, one at a time
+    (or one each `trial_s`). `panic`: part of a group, 0 to 1. `busy_s`: the pause after a busy answer that names
+    none, `busy_limit_s` the longest. All times in seconds."""
+
+    rise: int = 2
+    fall: int = 3
+    eject_after: int = 5
+    silent_after: int = 3
+    eject_first_s: float = 1.0
+    eject_last_s: float = 30.0
+    recover: int = 2
+    trial_s: float = 10.0
+    panic: float = 0.5
+    busy_s: float = 1.0
+    busy_limit_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of state, in words. `slot` is -1 for one of the whole fleet."""
+
+    now_s: float
+    slot: int
+    code: str
+    text: str
+    good: bool
+
+
+class _Record:
+    __slots__ = (
+        "back_s", "bad", "busy_until_s", "cause", "ejected", "ejected_since_s", "ejected_why", "failures",
+        "good", "level", "operator", "operator_since_s", "probe", "probe_since_s", "probe_why", "refusals",
+        "refused", "refused_since_s", "refused_why", "retry_at_s", "silent", "trial_good", "trial_since_s",
+        "trying", "until_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.operator = Operator.ACTIVE
+        self.operator_since_s = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is known of it, other than what the operator wants."""
+        self.probe = Health.UNKNOWN
+        self.probe_since_s = 0.0
+        self.probe_why = ""
+        self.good = self.bad = 0  # probes in a row
+        self.refused = False
+        self.refused_since_s = 0.0
+        self.refused_why = ""
+        self.refusals = 0
+        self.retry_at_s = 0.0
+        self.failures = self.silent = 0  # attempts in a row
+        self.admit_again()
+        self.level = 0
+        self.back_s = float("-inf")
+        self.busy_until_s = 0.0
+
+    def admit_again(self) -> None:
+        """Not ejected any more."""
+        self.ejected = self.trying = False
+        self.cause: Outcome | None = None
+        self.ejected_since_s = self.until_s = 0.0
+        self.ejected_why = ""
+        self.trial_good = 0
+        self.trial_since_s: float | None = None  # since when its one request is under way
+
+
+class HealthBook:
+    """States by slot, for the slots of `available` (0 or 1), which it keeps; `limits` are the requests each may have
+    at once: 0 there makes `Fleet.lease` ask `admits` first."""
+
+    def __init__(self, available: bytearray, limits: list[int], rules: HealthRules) -> None:
+        self.available = available
+        self.pinnable = bytearray(available)  # may be sent what is tied to it and to nobody else
+        self.rules = rules
+        self._limits = limits
+        self._hard = [_LIMITLESS] * len(available)
+        self._records: list[_Record] = [_Record() for _ in available]
+        self._names: dict[int, str] = {}
+        self._groups: tuple[tuple[int, ...], ...] = ()
+        self._marked = bytearray(len(available))  # who is not simply well: most answers need no look
+        self._panic: set[int] = set()
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self.rejoined: list[int] = []
+        """Slots that came back since somebody emptied the list."""
+        self.emptied: list[int] = []
+        """Slots whose engine is gone, and with it its cache, likewise."""
+
+    # Members.
+
+    def grow(self, count: int) -> None:
+        """There are `count` slots now."""
+        while len(self._records) < count:
+            self._records.append(_Record())
+            self.available.append(1)
+            self.pinnable.append(1)
+            self._marked.append(0)
+            self._limits.append(_LIMITLESS)
+            self._hard.append(_LIMITLESS)
+
+    def place(
+        self, names: dict[int, str], limits: dict[int, int | None], groups: Iterable[tuple[int, ...]]
+    ) -> None:
+        """These are the members now, with their `max_in_flight`; `groups` as in `Pools.groups`. A slot without a
+        member counts as available, so that it is not taken for a backend that is out."""
+        self._names = dict(names)
+        for slot in range(len(self._records)):
+            limit = limits.get(slot)
+            self._hard[slot] = self._limits[slot] = _LIMITLESS if limit is None else limit
+            if slot not in names:
+                self._records[slot] = _Record()
+                self.available[slot] = self.pinnable[slot] = 1
+                self._marked[slot] = 0
+        self._panic &= set(names)
+        self.regroup(groups)
+
+    def regroup(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Other sets of backends serve one model together."""
+        self._groups = tuple(groups)
+        self._publish(0.0, quietly=True)
+
+    def join(self, slot: int) -> None:
+        """Somebody new is in the slot."""
+        self._records[slot] = _Record()
+        self._marked[slot] = 0
+
+    def forget(self, slot: int) -> None:
+        """It is another process now: nothing is known of it, other than what the operator wants."""
+        self._records[slot].forget()
+        self._marked[slot] = 0
+
+    # What is heard.
+
+    def probe(self, slot: int, ok: bool, now_s: float, why: str = "") -> None:
+        """A probe was answered, well or not."""
+        record, rules = self._records[slot], self.rules
+        if slot not in self._names:
+            return
+        if ok:
+            record.good, record.bad = record.good + 1, 0
+            was_out = record.refused or record.probe is Health.UNHEALTHY
+            if record.refused:
+                # A process that listens again is a new one.
+                self._unrefuse(slot)
+                record.admit_again()
+                record.level = 0
+            if record.probe is Health.UNKNOWN or (
+                record.probe is Health.UNHEALTHY and record.good >= rules.rise
+            ):
+                record.probe, record.probe_since_s, record.probe_why = Health.HEALTHY, now_s, ""
+            if was_out and record.probe is Health.HEALTHY and not record.refused:
+                self._note(now_s, slot, "back", "answers again", good=True)
+        else:
+            record.bad, record.good = record.bad + 1, 0
+            if record.probe is not Health.UNHEALTHY and record.bad >= rules.fall:
+                record.probe, record.probe_since_s = Health.UNHEALTHY, now_s
+                self._note(
+                    now_s, slot, "unhealthy", f"{record.bad} probes in a row failed: {why or 'no answer'}"
+                )
+            record.probe_why = why
+        self._mark(slot)
+        self._publish(now_s)
+
+    def outcome(
+        self,
+        slot: int,
+        outcome: Outcome,
+        now_s: float,
+        jitter: float,
+        retry_after_s: float | None = None,
+        why: str = "",
+    ) -> None:
+        """What became of an attempt. `jitter`: 0 to 1, stretches a pause by up to its double."""
+        if outcome is Outcome.ANSWERED and not self._marked[slot]:
+            return
+        if slot not in self._names:
+            return
+        record = self._records[slot]
+        if outcome is Outcome.ANSWERED:
+            self._answered(slot, record, now_s)
+        elif outcome is Outcome.CONNECT_FAILED:
+            self._refuse(slot, now_s, jitter, why or "refuses connections")
+        elif outcome is Outcome.BUSY:
+            rules = self.rules
+            pause_s = min(
+                rules.busy_limit_s, rules.busy_s if retry_after_s is None else max(0.0, retry_after_s)
+            )
+            record.busy_until_s = max(record.busy_until_s, now_s + pause_s)
+            record.trial_since_s = None
+        else:
+            self._failed(slot, record, outcome, now_s, jitter, why)
+        self._mark(slot)
+        self._publish(now_s)
+
+    def reachable(self, slot: int, now_s: float) -> None:
+        """It answered something: it is not refusing."""
+        if self._records[slot].refused:
+            self._unrefuse(slot)
+            self._note(now_s, slot, "back", "answers again", good=True)
+            self._mark(slot)
+            self._publish(now_s)
+
+    def restarted(self, slot: int, now_s: float) -> None:
+        """Its engine started anew, so what the old one did no longer counts."""
+        record = self._records[slot]
+        if record.ejected:
+            record.admit_again()
+            self._note(now_s, slot, "restarted", "its engine started anew: taken in again", good=True)
+            self._mark(slot)
+            self._publish(now_s)
+
+    def operate(self, slot: int, operator: Operator, now_s: float) -> None:
+        """The operator's word."""
+        record = self._records[slot]
+        if record.operator is not operator and slot in self._names:
+            record.operator, record.operator_since_s = operator, now_s
+            self._note(now_s, slot, operator.value, f"{operator.value}, by the operator", good=True)
+            self._publish(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Pauses end as time passes. Costs nothing while all are well."""
+        if 1 not in self._marked:
+            return
+        changed = False
+        for slot in self._names:
+            if not self._marked[slot]:
+                continue
+            record = self._records[slot]
+            if record.busy_until_s and now_s >= record.busy_until_s:
+                record.busy_until_s = 0.0
+                changed = True
+            if record.ejected and not record.trying and now_s >= record.until_s:
+                record.trying = True
+                record.trial_since_s = None
+                changed = True
+            elif record.trial_since_s is not None and now_s >= record.trial_since_s + self.rules.trial_s:
+                record.trial_since_s = None  # its one request takes long, or nobody told what became of it
+                changed = True
+            self._mark(slot)
+        if changed:
+            self._publish(now_s)
+
+    def admits(self, slot: int, in_flight: int, now_s: float) -> bool:
+        """Whether a request may have a place: asked at the limit, and of those that are let in one at a time."""
+        if in_flight >= self._hard[slot]:
+            return False
+        record = self._records[slot]
+        if record.trying and slot not in self._panic:
+            if record.trial_since_s is not None:
+                return False
+            record.trial_since_s = now_s
+            self._publish(now_s)
+        return True
+
+    # What is told.
+
+    def take_events(self) -> list[Event]:
+        """What changed since the last call, oldest first."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def state(self, slot: int, now_s: float, in_flight: int, began_in_flight: int) -> BackendState:
+        """All of one backend's state."""
+        record = self._records[slot]
+        why, since_s = "", record.probe_since_s
+        if record.operator is not Operator.ACTIVE:
+            why, since_s = f"{record.operator.value}, by the operator", record.operator_since_s
+        elif record.refused:
+            why, since_s = record.refused_why, record.refused_since_s
+        elif record.ejected:
+            why, since_s = record.ejected_why, record.ejected_since_s
+        elif record.probe is Health.UNHEALTHY:
+            why = record.probe_why or "probes fail"
+        return BackendState(
+            operator=record.operator.value,
+            health=record.probe.value,
+            ejected=record.refused or record.ejected,
+            why=why,
+            since_s=since_s,
+            available=bool(self.available[slot]),
+            in_flight=in_flight,
+            began_in_flight=began_in_flight,
+            trying=record.trying,
+            paused_s=max(0.0, record.busy_until_s - now_s),
+        )
+
+    def refusals(self, slot: int) -> int:
+        """How often in a row it was looked at and refused."""
+        return self._records[slot].refusals
+
+    def retry_at_s(self, slot: int) -> float | None:
+        """When one that refuses is due for another look; None for any other."""
+        record = self._records[slot]
+        return record.retry_at_s if record.refused else None
+
+    def next_change_s(self, now_s: float) -> float | None:
+        """Seconds until the first of those that are out may be in again by itself; None where nobody is."""
+        times = []
+        for slot in self._names:
+            record = self._records[slot]
+            if self.available[slot] or record.operator is not Operator.ACTIVE:
+                continue
+            if record.refused:
+                times.append(record.retry_at_s)
+            elif record.ejected:
+                times.append(record.until_s)
+            elif record.busy_until_s > now_s:
+                times.append(record.busy_until_s)
+        return max(0.0, min(times) - now_s) if times else None
+
+    # Transitions.
+
+    def _answered(self, slot: int, record: _Record, now_s: float) -> None:
+        record.failures = record.silent = 0
+        if record.refused:
+            self._unrefuse(slot)
+            self._note(now_s, slot, "back", "answers again", good=True)
+        if record.ejected and record.trying:
+            record.trial_since_s = None
+            record.trial_good += 1
+            if record.trial_good >= self.rules.recover:
+                record.admit_again()
+                record.back_s = now_s
+                self.rejoined.append(slot)
+                self._note(
+                    now_s, slot, "recovered", f"{self.rules.recover} requests were answered", good=True
+                )
+
+    def _refuse(self, slot: int, now_s: float, jitter: float, why: str) -> None:
+        record = self._records[slot]
+        if record.refused and now_s < record.retry_at_s:
+            return  # of the same outage
+        if not record.refused:
+            # Nobody listens, so the process is gone, and with it all that was cached.
+            self.emptied.append(slot)
+            record.refused, record.refused_since_s = True, now_s
+            self._note(now_s, slot, "refused", why)
+        record.refused_why = why
+        step_s = min(REFUSED_LAST_S / 2, REFUSED_FIRST_S * 2 ** min(record.refusals, 16))
+        record.refusals += 1
+        record.retry_at_s = now_s + step_s * (1 + min(1.0, max(0.0, jitter)))
+
+    def _unrefuse(self, slot: int) -> None:
+        record = self._records[slot]
+        record.refused = False
+        record.refusals = 0
+        record.refused_why = ""
+        self.rejoined.append(slot)
+
+    def _failed(
+        self, slot: int, record: _Record, outcome: Outcome, now_s: float, jitter: float, why: str
+    ) -> None:
+        rules = self.rules
+        if outcome is Outcome.NO_FIRST_BYTE:
+            record.silent += 1
+        elif outcome is not Outcome.ENGINE_DEAD:
+            record.failures += 1
+        if record.ejected and not record.trying:
+            return  # it began before
+        if outcome is Outcome.ENGINE_DEAD:
+            self.emptied.append(slot)
+            told = "its engine is dead"
+        elif record.trying:
+            told = f"again: {outcome.value}"
+        elif record.silent >= rules.silent_after:
+            told = f"{record.silent} requests in a row had no first byte"
+        elif record.failures >= rules.eject_after:
+            told = f"{record.failures} requests in a row failed, the last one: {outcome.value}"
+        else:
+            return
+        if not record.trying:
+            # One that did well for long begins anew.
+            record.level = record.level if now_s < record.back_s + 2 * rules.eject_last_s else 0
+            record.ejected_since_s = now_s
+            record.ejected_why = f"{told}{f' ({why})' if why else ''}"
+            # Trials that fail are the same story, and would fill a log.
+            self._note(now_s, slot, "ejected", record.ejected_why)
+        record.ejected, record.trying, record.cause = True, False, outcome
+        record.trial_good, record.trial_since_s = 0, None
+        record.failures = record.silent = 0
+        step_s = min(rules.eject_last_s / 2, rules.eject_first_s * 2 ** min(record.level, 16))
+        record.level += 1
+        record.until_s = now_s + step_s * (1 + min(1.0, max(0.0, jitter)))
+
+    # What follows.
+
+    def _mark(self, slot: int) -> None:
+        record = self._records[slot]
+        self._marked[slot] = bool(
+            record.refused or record.ejected or record.busy_until_s or record.failures or record.silent
+        )
+
+    def _is_dead(self, record: _Record) -> bool:
+        """Whether it takes no request at all, however many others are out."""
+        return record.refused or (
+            record.ejected and record.cause is Outcome.ENGINE_DEAD and not record.trying
+        )
+
+    def _publish(self, now_s: float, *, quietly: bool = False) -> None:
+        """Bring `available`, `pinnable` and `limits` up to date."""
+        records, limits = self._records, self._limits
+        well: set[int] = set()
+        soft: set[int] = set()  # out, but would answer
+        ill: set[int] = set()  # out, and probes fail
+        for slot in self._names:
+            record = records[slot]
+            usable = not self._is_dead(record)
+            self.pinnable[slot] = usable and record.operator is not Operator.DISABLED
+            if not usable or record.operator is not Operator.ACTIVE:
+                continue
+            if record.probe is Health.UNHEALTHY:
+                ill.add(slot)
+            elif record.ejected or record.busy_until_s > now_s:
+                soft.add(slot)
+            else:
+                well.add(slot)
+        panic: set[int] = set()
+        for group in self._groups:
+            members = [
+                slot for slot in group if slot in self._names and records[slot].operator is Operator.ACTIVE
+            ]
+            up = sum(1 for slot in members if slot in well)
+            if up >= self.rules.panic * len(members) and up:
+                continue
+            chosen = [slot for slot in members if slot in soft]
+            if not up and not chosen:
+                chosen = [slot for slot in members if slot in ill]
+            panic.update(chosen)
+        if panic and not self._panic and not quietly:
+            self._note(now_s, -1, "panic", f"{len(panic)} backends that are out are used: too few are left")
+        elif self._panic and not panic and not quietly:
+            self._note(now_s, -1, "panic_over", "enough backends are in again", good=True)
+        self._panic = panic
+        for slot in self._names:
+            record = records[slot]
+            open_to_trial = slot in soft and record.trying and record.trial_since_s is None
+            paused = record.busy_until_s > now_s
+            self.available[slot] = slot in well or slot in panic or (open_to_trial and not paused)
+            limits[slot] = 0 if record.trying and slot not in panic else self._hard[slot]
+
+    def _note(self, now_s: float, slot: int, code: str, text: str, *, good: bool = False) -> None:
+        self._events.append(Event(now_s, slot, code, text, good))
