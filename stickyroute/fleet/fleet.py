@@ -293,6 +293,11 @@ class Fleet:
             self._pools.rebuild(self._listed.served)
             self._health.regroup(self._pools.groups())
 
+    def served(self, slot: int) -> tuple[str, ...] | None:
+        """The names of one backend's models, None while they are unknown."""
+        listed = self._listed.served[slot]
+        return None if listed is None else listed.names
+
     def models(self) -> list[list[dict[str, Any]]]:
         """The rows of each available backend, as it listed them."""
         rows = self._listed.rows
