@@ -1,4 +1,4 @@
-"""Times what is pure of a request on 16 backends, for prompts of 1, 32 and 200 KB, in microseconds.
+"""Times what is pure of a request, for prompts of 1, 32 and 200 KB, in microseconds, on 16 backends or as many as told.
 
 `parse` reads the body, `prompt` normalizes it, `chain` hashes its blocks; `keys` is all that the policy needs of
 the request, those two and anchor and session memory included; `decide` is the choice with every prompt's head
@@ -29,7 +29,7 @@ from stickyroute.routing.policies import POLICIES, make_policy
 from stickyroute.routing.router import Router
 from stickyroute.routing.sessions import Sessions
 
-BACKENDS = 16
+BACKENDS = (16,)
 PROMPT_BYTES = (1024, 32 * 1024, 200 * 1024)
 BODIES = 24  # different ones; few, because a body that was just parsed is in the processor's cache
 SENTENCE = "The prefix cache of an engine keeps what it has seen of every prompt so far. "
@@ -54,20 +54,20 @@ def median_us(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(took / number * 1e6 for took in runs)
 
 
-def busy_fleet(rand: random.Random, rule: AffinityRule, asked: list[Asked]) -> Fleet:
+def busy_fleet(rand: random.Random, rule: AffinityRule, asked: list[Asked], backends: int) -> Fleet:
     """Every backend with a handful of requests in flight, as in the middle of a day."""
-    specs = [BackendSpec(f"gpu-{i}", "http", "127.0.0.1", 8000 + i) for i in range(BACKENDS)]
+    specs = [BackendSpec(f"gpu-{i}", "http", "127.0.0.1", 8000 + i) for i in range(backends)]
     fleet = Fleet(specs, defaults.RING_VNODES)
     pool = fleet.pool(None)
     assert pool is not None
-    for slot in range(BACKENDS):
+    for slot in range(backends):
         for _ in range(rand.randrange(6, 10)):
             keys = rule.keys(HEADERS, Shape.CHAT, rand.choice(asked), "", pool.view.slots)
             fleet.lease(slot, keys, 1.0, pool)
     return fleet
 
 
-def row(policy: str, size: int, user: bool, repeats: int) -> list[float]:
+def row(policy: str, size: int, user: bool, repeats: int, backends: int) -> list[float]:
     """The columns of one line of the table."""
     rand = random.Random(1)
     router = Router(make_policy(policy), rand)
@@ -75,7 +75,7 @@ def row(policy: str, size: int, user: bool, repeats: int) -> list[float]:
     rule = AffinityRule(defaults.AFFINITY_SOURCES, needs=router.needs, sessions=Sessions(4))
     bodies = [chat_body(size, number, user) for number in range(BODIES)]
     asked = [parse(Shape.CHAT, body, True) for body in bodies]
-    fleet = busy_fleet(rand, rule, asked)
+    fleet = busy_fleet(rand, rule, asked, backends)
     pool = fleet.pool("llama")
     assert pool is not None
     view, slots, routes = pool.view, pool.view.slots, RouteTable()
@@ -112,18 +112,23 @@ def row(policy: str, size: int, user: bool, repeats: int) -> list[float]:
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m bench.decision", description=__doc__)
     arguments.add_argument("--repeats", type=int, default=15)
-    repeats = arguments.parse_args().repeats
+    arguments.add_argument("--backends", type=int, nargs="+", default=BACKENDS, metavar="N")
+    arguments.add_argument("--policies", nargs="+", choices=POLICIES, default=tuple(POLICIES), metavar="NAME")
+    told = arguments.parse_args()
     out = sys.stdout.write
-    out(f"microseconds, median of {repeats} repeats, {BACKENDS} backends\n\n")
+    out(f"microseconds, median of {told.repeats} repeats\n")
     names = ("parse", "prompt", "chain", "keys", "decide", "whole", "routing")
-    out(f"{'policy':>15} {'prompt':>7} {'key from':>9} {' '.join(f'{name:>8}' for name in names)}\n")
-    for policy in POLICIES:
-        sizes = PROMPT_BYTES if policy in ("sticky", defaults.POLICY) else PROMPT_BYTES[1:2]
-        for size in sizes:
-            for user in (True, False):
-                figures = " ".join(f"{column:8.2f}" for column in row(policy, size, user, repeats))
-                source = "user" if user else "prompt"
-                out(f"{policy:>15} {size // 1024:>4} KB {source:>9} {figures}\n")
+    for backends in told.backends:
+        out(f"\n{backends} backends\n\n")
+        out(f"{'policy':>15} {'prompt':>7} {'key from':>9} {' '.join(f'{name:>8}' for name in names)}\n")
+        for policy in told.policies:
+            sizes = PROMPT_BYTES if policy in ("sticky", defaults.POLICY) else PROMPT_BYTES[1:2]
+            for size in sizes:
+                for user in (True, False):
+                    columns = row(policy, size, user, told.repeats, backends)
+                    figures = " ".join(f"{column:8.2f}" for column in columns)
+                    source = "user" if user else "prompt"
+                    out(f"{policy:>15} {size // 1024:>4} KB {source:>9} {figures}\n")
     return 0
 
 
