@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from stickyroute.clock import monotonic
 from stickyroute.errors import ConfigError
 from stickyroute.settings import DiscoverySettings
 from stickyroute.watch.discovery.places import Listener, Place, backoff_s
@@ -30,6 +31,7 @@ WATCH_S = 300
 """Seconds after which the server ends a watch, which costs one request; up to a tenth longer by chance."""
 GRACE_S = 15
 """A watch that the server should have ended so long ago is on a dead connection."""
+SHORT_S = 1.0
 LIST_S = 30
 OBJECT_BYTES = 16 * 1024 * 1024
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -68,7 +70,10 @@ class KubernetesSource:
             try:
                 async with await self._connect() as api:
                     while True:
+                        began_s = monotonic()
                         await self._follow(api, listener)
+                        # A server that ends every watch at once is not to be asked in a tight loop.
+                        await asyncio.sleep(0.0 if monotonic() - began_s > SHORT_S else backoff_s(1))
             except _Gone:
                 self._version = ""
                 self._failures += 1
