@@ -21,6 +21,7 @@ from aiohttp import web
 from stickyroute import __version__
 from stickyroute.accesslog import AccessLog
 from stickyroute.control import Deps, build_admin
+from stickyroute.control.insight import Insight
 from stickyroute.errors import ConfigError
 from stickyroute.fleet import BackendSpec, Fleet, Tuning
 from stickyroute.http.limits import Limits
@@ -30,6 +31,7 @@ from stickyroute.http.sweeper import Sweeper
 from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import RouteTable
 from stickyroute.proxy import Front, Observer, Proxy, Target, Witness
+from stickyroute.proxy.explain import Explainer
 from stickyroute.routing.affinity import build_affinity
 from stickyroute.routing.keys import Needs
 from stickyroute.routing.policies import build_policy
@@ -54,13 +56,15 @@ class App:
         specs = [_spec(backend) for backend in settings.backends]
         self.fleet = Fleet(specs, settings.ring.vnodes, _tuning(settings))
         self.metrics = Metrics(self.fleet, __version__)
-        self.observers: list[Observer] = []  # told of every proxied request's end; before `start`
-        self.witnesses: list[Witness] = []  # told of every request that was sent; before `start`
+        self.insight = Insight(settings, self.fleet)
+        self.observers: list[Observer] = [*self.insight.observers]  # of an exchange that is over
+        self.witnesses: list[Witness] = [*self.insight.witnesses]  # of one that was sent
         self.port = 0
         self.admin_port = 0
         self._access_log: AccessLog | None = None
         self._pools: list[BackendPool] = []
         self._server: Server | None = None
+        self._explainer: Explainer | None = None
         self._sweeper: Sweeper | None = None
         self._watch: ModelsWatch | None = None
         self._scrape: ScrapeWatch | None = None
@@ -109,6 +113,7 @@ class App:
             tuple(self.observers),
             tuple(self.witnesses),
         )
+        self._explainer = Explainer(proxy, self.fleet, front)
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._watch = ModelsWatch(self.fleet, interval_s=settings.models_interval_s)
         self._scrape = ScrapeWatch(
@@ -165,6 +170,8 @@ class App:
             build_admin(
                 Deps(
                     fleet=self.fleet,
+                    explainer=self._explainer,
+                    decisions=self.insight.decisions,
                     metrics=self.metrics,
                     settings=lambda: self.settings,
                     is_stopping=lambda: self._stopping,

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
+from stickyroute.control import decisions, events, explain, operate, pages
 from stickyroute.control.answers import errors_in_json, json_answer
 from stickyroute.control.auth import GUARD, Guard
 from stickyroute.control.deps import Deps
@@ -26,7 +27,7 @@ __all__ = ["build_admin"]
 
 _OPENMETRICS_END = b"# EOF\n"
 
-FEATURES: tuple[Any, ...] = ()
+FEATURES: tuple[Any, ...] = (decisions, events, explain, operate, pages)
 """Modules with `add_routes(app, deps)`, in any order; one whose part of `deps` is None adds nothing."""
 
 
@@ -96,9 +97,10 @@ class _Views:
         """What the router knows of each backend right now."""
         now_s = monotonic()
         state = self._fleet.snapshot()
-        for slot, backend in enumerate(state["backends"]):
-            retry_in_s = self._fleet.retry_in_s(slot, now_s)
-            backend["retry_in_s"] = None if retry_in_s is None else round(retry_in_s, 3)
+        for backend, shown in zip(self._fleet.backends, state["backends"], strict=True):
+            retry_in_s = self._fleet.retry_in_s(backend.slot, now_s)
+            shown.update(operate.backend_status(self._fleet, backend))
+            shown["retry_in_s"] = None if retry_in_s is None else round(retry_in_s, 3)
         answer: dict[str, Any] = {
             "version": __version__,
             "uptime_s": round(now_s - self._started_s, 3),

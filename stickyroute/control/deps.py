@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stickyroute.fleet import Fleet
 from stickyroute.metrics import Metrics
+from stickyroute.proxy.explain import Explainer
 from stickyroute.settings import Settings
+
+if TYPE_CHECKING:
+    from stickyroute.control.config import Configured
+    from stickyroute.control.decisions import Decisions
 
 __all__ = ["Deps"]
 
@@ -30,3 +35,6 @@ class Deps:
     settings: Callable[[], Settings]
     is_stopping: Callable[[], bool] = _never
     exact: Callable[[], dict[str, Any]] | None = None
+    explainer: Explainer | None = None
+    decisions: Decisions | None = None
+    config: Configured | None = None

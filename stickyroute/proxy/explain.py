@@ -162,12 +162,18 @@ class Explainer:
         """Why a backend is not chosen, None for one that can be."""
         if self._fleet.available[slot]:
             return (
-                f"at max_in_flight ({self._fleet.at(slot).spec.max_in_flight})"
-                if self._full(slot)
-                else None
+                f"at max_in_flight ({self._fleet.at(slot).spec.max_in_flight})" if self._full(slot) else None
             )
-        wait_s = self._fleet.retry_in_s(slot, monotonic()) or 0.0
-        return f"unreachable; tried again in {wait_s:.1f} s"
+        state = self._fleet.state(slot)
+        if state.operator != "active":
+            what = state.operator
+        elif state.ejected:
+            what = "ejected"
+        else:
+            what = state.health
+        told = f"{what}: {state.why}" if state.why else what
+        wait_s = self._fleet.retry_in_s(slot, monotonic())
+        return f"{told}; tried again in {wait_s:.1f} s" if state.ejected and wait_s else told
 
     def _chosen(self, decision: Decision | None, rows: list[Figures]) -> dict[str, Any] | None:
         if decision is None:

@@ -1,0 +1,27 @@
+"""What watches decisions without making any: the ring of past ones, the doctor, the shadow policy.
+
+Owns their making from the settings and their hooks into the proxy. Each is an observer (an exchange is over) or a
+witness (a request was sent) and changes nothing of what it watches.
+"""
+
+from __future__ import annotations
+
+from stickyroute.control.decisions import Decisions
+from stickyroute.fleet import Fleet
+from stickyroute.proxy import Observer, Witness
+from stickyroute.settings import Settings
+
+__all__ = ["Insight"]
+
+
+class Insight:
+    """Made before the proxy, which gets `observers` and `witnesses`."""
+
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self.decisions = Decisions(fleet, settings.decisions)
+        self.observers: list[Observer] = [self.decisions.record]
+        self.witnesses: list[Witness] = []
+
+    def retune(self, settings: Settings) -> None:
+        """Go by these settings from here on."""
+        self.decisions.resize(settings.decisions)
