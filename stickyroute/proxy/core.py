@@ -107,6 +107,10 @@ class Proxy:
         self._watches = settings.usage.read or self._counts_tokens  # first tokens and usage cost a little
         self._asks_usage = settings.usage.ask
 
+    def learn_by(self, learn: Learn | None) -> None:
+        """Who hears of requests from now on, if anybody."""
+        self._learn = learn
+
     def close(self) -> None:
         """The proxy stops: answer who waits for a backend now, rather than at the end of the wait."""
         self.hold.close()
