@@ -3,7 +3,9 @@
 Owns the count of recent traffic and the rule. A system prompt is on every request, so its hash is no key. The
 anchor is the hash of the shallowest block that carries less than about 1/(2N) of the recent traffic of a pool
 of N backends: a document or a conversation keeps its home, the common head does not collapse the fleet. A
-block is common from twice that share on and until it falls below half of it, so anchors do not flutter.
+block is common from twice that share on and until it falls below half of it, so anchors do not flutter. With few
+requests the same holds with the error of small counts: three that share a block are enough where that is far
+above its part, as it is with 8 backends and no other traffic; and what became common by chance soon ceases to be.
 
 Counts decay with the number of requests, not with time, so a quiet night forgets nothing. They live in one
 fixed array, a cell for a hash: two blocks in one cell count as both, which at worst makes an anchor one block
@@ -16,6 +18,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import MutableSequence, Sequence
 from itertools import filterfalse, islice
+from math import sqrt
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -28,7 +31,11 @@ __all__ = ["Anchors"]
 # Levels are every so many blocks: an anchor is told an eighth of its depth past where prompts part.
 _LEVELS_PER_DEPTH: Final = 8
 _HALF_LIFE: Final = 2048  # requests after which an old one counts half
-_EVIDENCE: Final = 16  # requests that must have shared a block before it can be common
+_FEWEST: Final = 2.5  # requests with a block, at least, before it can be common: not two that came by chance
+_SETTLED: Final = (
+    8.0  # requests at the threshold: so many are hardly ever twice or half of what they should be
+)
+_EVIDENCE: Final = 16  # requests of a key before it can be said to outgrow a backend
 _WEIGHT_LIMIT: Final = 1e200
 _POOLS: Final = 256
 
@@ -197,13 +204,15 @@ class Anchors:
         return xxh3_64_intdigest(rest[at:], parent), False
 
     def _bounds(self, pool: Sequence[int]) -> tuple[float, float]:
-        """The counts at which a block ceases, and begins, to be common: half and twice 1/(2N) of traffic."""
+        """The counts at which a block ceases, and begins, to be common: half and twice 1/(2N) of traffic, nearer to
+        that where it comes to few requests, and one standard deviation on top."""
         weight = self._weight
         backends = len(pool)
         if backends < 2:  # nothing to spread over
             return 0.0, float("inf")
-        high = self._totals[pool] / backends
-        return max(high / 4, _EVIDENCE / 4 * weight), max(high, _EVIDENCE * weight)
+        part = self._totals[pool] / (weight * backends)
+        low = max(part / 4, min(part / 2, _SETTLED))
+        return low * weight, max(part + sqrt(part) + 0.5, _FEWEST) * weight
 
     def _make_common(self, level: int, low: float) -> None:
         common = self.common

@@ -378,14 +378,14 @@ def test_b01_requests_without_a_key_are_spread() -> None:
 
 
 def test_b13_one_system_prompt_is_one_place_until_it_is_everybodys() -> None:
-    """Case B13: hashing the whole text would spread the first ones for nothing; hashing the head for ever would
-    put the whole fleet's traffic on one backend."""
+    """Case B13: hashing the whole text would part two who begin alike; hashing the head for ever would put the
+    whole fleet's traffic on one backend. Who knows what is cached keeps them together beyond that."""
     rule = AffinityRule(["prefix"])
     places = [
         made(Needs.KEY, rule, EIGHT, messages=[SYSTEM, question(number)]).affinity for number in range(200)
     ]
-    assert len(set(places[:15])) == 1
-    assert len(set(places[20:])) == 180
+    assert places[0] == places[1]
+    assert len(set(places[2:])) == 198
 
 
 def test_a_conversation_without_ids_keeps_its_key() -> None:

@@ -62,10 +62,39 @@ def strangers(count: int, size_bytes: int = 2000, head: bytes = HEAD, name: str 
 # The rule.
 
 
-def test_until_a_block_is_known_to_be_common_the_first_one_is_the_anchor() -> None:
-    seen = Seen()
-    anchors = seen.homes(strangers(16))
-    assert set(anchors[:15]) == {PREFIXES.chain(HEAD, ROOT)[0]}
+@given(
+    backends=st.integers(2, 64),
+    head_bytes=st.integers(256, 8000),
+    own_bytes=st.integers(300, 3000),
+    count=st.integers(1, 60),
+)
+def test_a_common_head_ties_three_strangers_together_and_never_more(
+    backends: int, head_bytes: int, own_bytes: int, count: int
+) -> None:
+    """From the first request on, with no other traffic, whatever the size of the fleet."""
+    seen = Seen(pool=tuple(range(backends)))
+    places = Counter(seen.homes(strangers(count, own_bytes, words("head", head_bytes))))
+    assert places.most_common(1)[0][1] <= 3
+    assert len(places) >= count - 2
+    if count > 1:
+        assert places.most_common(1)[0][1] >= 2, "two that begin alike may belong together"
+
+
+@given(backends=st.integers(2, 16), seed=st.integers(0, 2**32))
+def test_documents_have_one_place_each_once_there_were_some_requests(backends: int, seed: int) -> None:
+    """Four documents a backend, which anybody asks about: what looked common by chance at first soon does not."""
+    seen = Seen(pool=tuple(range(backends)))
+    rand = random.Random(seed)
+    documents = strangers(4 * backends, 3000, head=HEAD[:600])
+    places: dict[int, set[int]] = {}
+    for number in range(60 * backends):
+        chosen = rand.randrange(len(documents))
+        place = seen.find(documents[chosen] + words(("question", number), 400))
+        if number >= 40 * backends:
+            places.setdefault(chosen, set()).add(place)
+    assert all(len(found) == 1 for found in places.values())
+    found = set().union(*places.values())
+    assert len(found) == len(places)
 
 
 def test_a_head_that_everybody_has_is_no_anchor() -> None:

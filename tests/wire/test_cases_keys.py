@@ -72,6 +72,18 @@ async def test_b13_one_system_prompt_and_random_questions_stay_on_few_at_low_loa
         assert places.most_common(1)[0][1] >= 0.95 * 200
 
 
+@pytest.mark.parametrize("policy", ["ring", "bounded_ring"])
+async def test_a_common_head_does_not_collapse_the_fleet_in_its_first_minute(policy: str) -> None:
+    """A handful of conversations without ids under one system prompt, and nothing before them."""
+    async with proxied(4, policy=policy) as proxy:
+        talks = [[SYSTEM, user(f"I am {number} and new here.")] for number in range(16)]
+        homes = [await ask(proxy, talk) for talk in talks]
+        assert max(Counter(homes).values()) <= 8
+        for talk in talks:
+            talk += [{"role": "assistant", "content": "Welcome! " * 50}, user("And now?")]
+        assert [await ask(proxy, talk) for talk in talks] == homes, "where each of them stays"
+
+
 async def test_b24_b25_a_named_session_needs_no_memory_and_no_time() -> None:
     """Nothing is stored, so nothing expires or fills up: the same backend after any number of others."""
     async with proxied(4, policy="ring") as proxy:
@@ -84,13 +96,10 @@ async def test_b24_b25_a_named_session_needs_no_memory_and_no_time() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_clock_in_the_system_prompt_moves_nobody(policy: str) -> None:
     async with proxied(4, policy=policy) as proxy:
-        for number in range(12):
-            text = f"{number} wants to know all about {number} things. " * 20
-            places = {
-                await ask(
-                    proxy,
-                    [{"role": "system", "content": f"You help. It is {clock}. Be brief."}, user(text)],
-                )
-                for clock in ("2026-11-29T10:15:03Z", "2026-11-29T10:16", "9:59", "1764411303")
-            }
-            assert len(places) == 1
+        places: list[set[str]] = [set() for _ in range(12)]
+        for clock in ("2026-11-29T10:15:03Z", "2026-11-29T10:16", "9:59", "1764411303"):
+            for number, found in enumerate(places):
+                system = {"role": "system", "content": f"You help. It is {clock}. Be brief."}
+                text = f"{number} wants to know all about {number} things. " * 20
+                found.add(await ask(proxy, [system, user(text)]))
+        assert [len(found) for found in places] == [1] * 12
