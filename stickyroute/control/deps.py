@@ -17,6 +17,7 @@ from stickyroute.settings import Settings
 if TYPE_CHECKING:
     from stickyroute.control.config import Configured
     from stickyroute.control.decisions import Decisions
+    from stickyroute.control.doctor import Ward
 
 __all__ = ["Deps"]
 
@@ -34,7 +35,8 @@ class Deps:
     metrics: Metrics
     settings: Callable[[], Settings]
     is_stopping: Callable[[], bool] = _never
-    exact: Callable[[], dict[str, Any]] | None = None
+    exact: Callable[[], dict[str, Any] | None] | None = None
     explainer: Explainer | None = None
     decisions: Decisions | None = None
+    doctor: Ward | None = None
     config: Configured | None = None

@@ -7,6 +7,7 @@ witness (a request was sent) and changes nothing of what it watches.
 from __future__ import annotations
 
 from stickyroute.control.decisions import Decisions
+from stickyroute.control.doctor import Ward
 from stickyroute.fleet import Fleet
 from stickyroute.proxy import Observer, Witness
 from stickyroute.settings import Settings
@@ -19,9 +20,18 @@ class Insight:
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self.decisions = Decisions(fleet, settings.decisions)
+        self.doctor = Ward(settings, fleet)
         self.observers: list[Observer] = [self.decisions.record]
-        self.witnesses: list[Witness] = []
+        self.witnesses: list[Witness] = [self.doctor.offer]
 
     def retune(self, settings: Settings) -> None:
         """Go by these settings from here on."""
         self.decisions.resize(settings.decisions)
+        self.doctor.retune(settings)
+
+    def start(self) -> None:
+        """Begin what goes on beside requests."""
+        self.doctor.start()
+
+    async def stop(self) -> None:
+        await self.doctor.stop()
