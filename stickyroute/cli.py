@@ -1,8 +1,8 @@
 """The `stickyroute` command: flags to settings, then one call to whoever does the work.
 
-Owns the flags and the exit codes: 0 done, 1 a mistake that was asked for (`check`), 2 it could not start, 130
-interrupted. Imports the heavy parts only in the command that needs them, so that `check` and `--help` are
-quick.
+Owns the flags and the exit codes: 0 done, 1 a mistake that was asked for (`check`, `preview`), 2 it could not
+start, 130 interrupted. Imports the heavy parts only in the command that needs them, so that `check` and `--help`
+are quick.
 A failure that a person can mend is one line on stderr, never a traceback.
 """
 
@@ -45,10 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(flags: argparse.Namespace) -> int:
     from stickyroute.settings import load_settings
 
-    settings = load_settings(flags.config, _overrides(flags))
+    overrides = _overrides(flags)
+    settings = load_settings(flags.config, overrides)
     from stickyroute import app  # after the settings: a mistake in them is told at once
+    from stickyroute.live.live import Origin
 
-    return app.run(settings)
+    return app.run(settings, Origin(flags.config, overrides))
 
 
 def _check(flags: argparse.Namespace) -> int:
@@ -60,6 +62,21 @@ def _check(flags: argparse.Namespace) -> int:
         print(error.message, file=sys.stderr)
         return 1
     print(effective_yaml(settings), end="")
+    return 0
+
+
+def _preview(flags: argparse.Namespace) -> int:
+    from stickyroute.settings import load_settings
+
+    values = _set_values(flags.set)
+    try:
+        old, new = load_settings(flags.old, values), load_settings(flags.new, values)
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    from stickyroute.live.preview import offline
+
+    print(offline(old, new))
     return 0
 
 
@@ -123,6 +140,18 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     check.add_argument("file", type=Path, metavar="FILE", help="YAML file with the settings")
     _add_set(check)
+
+    preview = commands.add_parser(
+        "preview",
+        help="what another configuration would change: keys that move, settings that differ",
+        description="Compare two configuration files: the share of keys of each backend before and after, and "
+        "which settings take effect at once and which at a restart. Needs no running proxy; of a running one "
+        "PUT /config?dry_run=1 tells the same. Exit 1 for a file with mistakes.",
+    )
+    preview.set_defaults(run=_preview)
+    preview.add_argument("old", type=Path, metavar="OLD", help="YAML file with the settings in force")
+    preview.add_argument("new", type=Path, metavar="NEW", help="YAML file with the settings to come")
+    _add_set(preview)
 
     demo = commands.add_parser(
         "demo",

@@ -29,6 +29,9 @@ class Configured(Protocol):
     def state(self) -> dict[str, Any]:
         """Generation, source, time and last error."""
 
+    def discovery_state(self) -> list[dict[str, Any]]:
+        """How each source of discovery goes."""
+
     async def put(self, text: bytes, source: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Go by these settings, or tell what that would do. Raises ConfigError."""
 

@@ -58,12 +58,13 @@ class Origin:
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of the process that a change reaches. `affinity` is the rule in force."""
+    """The parts of the process that a change reaches. `affinity` and `router` are those in force."""
 
     fleet: Fleet
     proxy: Proxy
     front: Front
     affinity: AffinityRule
+    router: Router
     targets: Targets
     limits: Limits
     sweeper: Sweeper
@@ -145,15 +146,37 @@ class Live:
         parts = self._here()
         async with self._lock:
             new = in_force(self.settings, settings)
-            preview = await self._apply(parts, new, changes(self.settings, settings), overruled)
+            follow = parts.discovery.prepare(new.discovery)
+            router = Router(build_policy(new), random.Random())
+            routes = RouteTable(new.extra_routes)
+            affinity = build_affinity(new, router.needs, parts.affinity)
+            specs, draining = _sum(new, parts.discovery.found(new.discovery))
+            contexts = parts.targets.prepare(specs)
+            plan = await self._plan(parts, specs)
+            preview = Preview(plan, changes(self.settings, settings), overruled)
+            summary = preview.words()
+            if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
+                load_certificate(parts.listener_tls, new.tls)
+            # From here on nothing can fail, and no request comes in between.
+            follow()
+            self._change_members(parts, plan, contexts)
+            parts.affinity, parts.router = affinity, router
+            parts.proxy.retune(new, affinity, router, routes)
+            parts.front.retune(gateway_keys(new), frozenset(new.cors.allow_origins), routes)
+            parts.limits.become(limits_of(new))
+            parts.sweeper.retune(parts.limits.tick_s)
+            if new.log_level != self.settings.log_level:
+                logging.getLogger().setLevel(new.log_level.upper())
             self.settings, self.wanted = new, settings
             self.generation += 1
             self.applied += 1
             self.source, self.loaded_at_s = source, time.time()
             self.last_error = self.last_error_at_s = None
-            log.info("configuration %d from %s: %s", self.generation, source, preview.words())
+            self._drain(parts.fleet, draining)
+            log.info("configuration %d from %s: %s", self.generation, source, summary)
             for changed in self.on_change:
                 changed(new)
+            await parts.watches.follow(parts.fleet, new, router, parts.proxy)
         return preview
 
     async def refound(self) -> None:
@@ -169,10 +192,12 @@ class Live:
                 log.error("discovery: %s", error.message)
                 return
             if not preview.is_empty:
+                summary = preview.words()
                 self._change_members(parts, plan, contexts)
-                await parts.watches.follow(parts.fleet, self.settings, parts.proxy)
-                log.info("discovery: %s", preview.words())
+                log.info("discovery: %s", summary)
             self._drain(parts.fleet, draining)
+            if not preview.is_empty:
+                await parts.watches.follow(parts.fleet, self.settings, parts.router, parts.proxy)
 
     def effective(self) -> str:
         """The settings in force as YAML, secrets masked."""
@@ -212,33 +237,6 @@ class Live:
             self._parts.targets.tidy()
 
     # How it is done.
-
-    async def _apply(
-        self, parts: Parts, new: Settings, differences: Sequence[Any], overruled: tuple[str, ...]
-    ) -> Preview:
-        follow = parts.discovery.prepare(new.discovery)
-        rule_needs = Router(build_policy(new), random.Random())
-        routes = RouteTable(new.extra_routes)
-        affinity = build_affinity(new, rule_needs.needs, parts.affinity)
-        specs, draining = _sum(new, parts.discovery.found(new.discovery))
-        contexts = parts.targets.prepare(specs)
-        plan = await self._plan(parts, specs)
-        preview = Preview(plan, tuple(differences), overruled)
-        preview.words()  # whatever is costly about it, before anything changes
-        if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
-            load_certificate(parts.listener_tls, new.tls)
-        # From here on nothing can fail, and nothing waits until all is changed.
-        follow()
-        self._change_members(parts, plan, contexts)
-        parts.affinity = affinity
-        parts.proxy.retune(new, affinity, rule_needs, routes)
-        parts.front.retune(gateway_keys(new), frozenset(new.cors.allow_origins), routes)
-        parts.limits.become(limits_of(new))
-        parts.sweeper.retune(parts.limits.tick_s)
-        logging.getLogger().setLevel(new.log_level.upper())
-        await parts.watches.follow(parts.fleet, new, parts.proxy)
-        self._drain(parts.fleet, draining)
-        return preview
 
     async def _plan(self, parts: Parts, specs: Sequence[BackendSpec]) -> Plan:
         plan = parts.fleet.plan(specs)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stickyroute.fleet import BackendSpec
 from stickyroute.fleet.plan import Plan
 from stickyroute.live.build import backend_specs
 from stickyroute.live.changes import Change, changes
 from stickyroute.routing.ring import Points, Ring
 from stickyroute.settings import Settings
 
-__all__ = ["Preview", "offline", "table"]
+__all__ = ["Preview", "offline"]
 
 NAMED = 5
 """In a line of text; the rest is counted."""
@@ -80,31 +79,44 @@ class Preview:
         }
 
 
-def offline(old: Settings, new: Settings) -> Preview:
-    """The change from one configuration to another, as far as files tell: what discovery finds is not known."""
+def offline(old: Settings, new: Settings) -> str:
+    """The change from one configuration to another as a table for a terminal, as far as files tell: what discovery
+    finds is not known."""
     before, after = backend_specs(old), backend_specs(new)
     ring = Ring.build([(spec.name, spec.weight) for spec in before], old.ring.vnodes)
-    return Preview(Plan(after, before, ring, Points(new.ring.vnodes)), changes(old, new))
+    preview = Preview(Plan(after, before, ring, Points(new.ring.vnodes)), changes(old, new))
+    return "\n".join([*_keys(preview.plan, ring), *_settings(preview), *_unknown(old, new)])
 
 
-def table(preview: Preview, before: list[BackendSpec], after: list[BackendSpec], ring: Ring) -> str:
-    """The keys of each backend before and after, and the settings that differ, for a terminal."""
-    plan = preview.plan
+def _keys(plan: Plan, ring: Ring) -> list[str]:
     had = dict(zip(ring.members, ring.shares(), strict=True))
     has = dict(zip(plan.ring.members, plan.ring.shares(), strict=True))
-    names = list(dict.fromkeys([*(spec.name for spec in before), *(spec.name for spec in after)]))
+    names = list(dict.fromkeys([*had, *has]))
     wide = max([len("backend"), *map(len, names)])
     lines = [f"{'backend':<{wide}}  {'before':>8}  {'after':>8}  {'gains':>8}  {'loses':>8}"]
     for name in names:
         figures = (had.get(name), has.get(name), plan.gains.get(name), plan.losses.get(name))
         told = "  ".join(f"{'-' if share is None else _percent(share):>8}" for share in figures)
         lines.append(f"{name:<{wide}}  {told}{_word(plan, name)}")
-    lines += ["", _moved(plan) + ("" if plan.moved_share == 0 else _least(plan))]
+    least = (
+        f"; {_percent(plan.minimum_share)} is the least that these shares allow" if plan.moved_share else ""
+    )
+    return [*lines, "", _moved(plan) + least]
+
+
+def _settings(preview: Preview) -> list[str]:
+    lines = []
     for title, live in (("at once", True), ("at the next restart", False)):
-        told_changes = [str(change) for change in preview.changes if change.live is live]
-        if told_changes:
-            lines += ["", f"{title}:", *(f"  {told}" for told in told_changes)]
-    return "\n".join(lines)
+        told = [str(change) for change in preview.changes if change.live is live]
+        if told:
+            lines += ["", f"{title}:", *(f"  {change}" for change in told)]
+    return lines
+
+
+def _unknown(old: Settings, new: Settings) -> list[str]:
+    if not old.discovery and not new.discovery:
+        return []
+    return ["", "What discovery finds is not known here: a running proxy tells with PUT /config?dry_run=1."]
 
 
 def _word(plan: Plan, name: str) -> str:
@@ -124,10 +136,6 @@ def _moved(plan: Plan) -> str:
     gains = sorted(plan.gains.items(), key=lambda item: -item[1])
     names = [f"{name} gains {_percent(share)}" for name, share in gains]
     return f"{_percent(plan.moved_share)} of keys move, {_some(names)}"
-
-
-def _least(plan: Plan) -> str:
-    return f"; {_percent(plan.minimum_share)} is the least that these shares allow"
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:
