@@ -184,7 +184,17 @@ async def test_scrapes_while_requests_end_stay_whole(admin: Admin) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/nope", "/fleet/a", "/docs", "/debug", "/metrics/../etc", "/v1/models"]
+    "path",
+    [
+        "/nope",
+        "/static/nope",
+        "/static/../admin.py",
+        "/fleet/a",
+        "/docs",
+        "/debug",
+        "/metrics/../etc",
+        "/v1/models",
+    ],
 )
 async def test_an_unknown_route_is_a_404_in_json(admin: Admin, path: str) -> None:
     status, answer = await admin.get(path)
