@@ -65,6 +65,7 @@ RETRIES_MAX: Final = 2  # attempts more than the first
 RETRIES_BUDGET: Final = 0.2  # of traffic
 RETRIES_BURST: Final = 100  # retries: so that a quiet proxy can fail over at all
 
+RECENT_KEYS: Final = 65_536  # keys whose last place is known: about 1 MiB
 REMEMBERED_IDS: Final = 65_536  # responses and sessions whose engine is known: about 10 MB at most
 
 ACCESS_LOG: Final = "off"

@@ -7,15 +7,18 @@ event loop; time and jitter are arguments. Knows nothing of requests, sockets or
 from __future__ import annotations
 
 from stickyroute.fleet.fleet import Fleet
-from stickyroute.fleet.health import Event, HealthRules, Outcome
 from stickyroute.fleet.lease import Lease
+from stickyroute.fleet.outcome import Event, HealthRules, Outcome
 from stickyroute.fleet.plan import Applied, Plan
 from stickyroute.fleet.pools import Pool
+from stickyroute.fleet.rules import FleetRules
 from stickyroute.fleet.spec import Backend, BackendSpec
 from stickyroute.fleet.states import BackendState
 from stickyroute.fleet.tuning import Tuning
+from stickyroute.fleet.warnings import BackendWarning, WarningRules
+from stickyroute.fleet.weights import RoomRules
 
 __all__ = [
-    "Applied", "Backend", "BackendSpec", "BackendState", "Event", "Fleet", "HealthRules", "Lease", "Outcome", "Plan",
-    "Pool", "Tuning",
+    "Applied", "Backend", "BackendSpec", "BackendState", "BackendWarning", "Event", "Fleet", "FleetRules",
+    "HealthRules", "Lease", "Outcome", "Plan", "Pool", "RoomRules", "Tuning", "WarningRules",
 ]  # fmt: skip

@@ -76,6 +76,7 @@ class Books:
         if more <= 0:
             return
         loads.index.grow(count, self._tuning.kv_tokens)
+        loads.recent.grow(count)
         for counts in (loads.in_flight, loads.queued):
             counts.extend([0] * more)
         for values, value in self._blank():

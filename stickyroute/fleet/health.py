@@ -19,10 +19,9 @@ arguments; changes are noted as events for others to log, bounded in number. Kno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable, Sequence
 
+from stickyroute.fleet.outcome import Event, Health, HealthRules, Outcome, Record
 from stickyroute.fleet.states import BackendState, Operator
 
 __all__ = ["Event", "Health", "HealthBook", "HealthRules", "Outcome"]
@@ -31,114 +30,27 @@ REFUSED_FIRST_S = 0.25
 REFUSED_LAST_S = 5.0
 _EVENTS = 1000  # kept until somebody takes them
 _LIMITLESS = 1 << 62
-
-
-class Outcome(Enum):
-    """What became of an attempt, as far as it says something of the backend. A 4xx is the client's fault and is
-    ANSWERED."""
-
-    ANSWERED = "answered"
-    CONNECT_FAILED = "connect_failed"
-    RESET = "reset"  # the connection broke, before or after the reply began
-    SERVER_ERROR = "server_error"  # a 5xx that is not a busy answer, or an error inside a stream
-    BUSY = "busy"  # back-pressure: a 429, a 503, a full queue
-    NO_FIRST_BYTE = "no_first_byte"  # given up on after waiting long enough
-    ENGINE_DEAD = "engine_dead"  # the server says that the engine behind it is gone
-
-
-class Health(Enum):
-    """What probes say."""
-
-    UNKNOWN = "unknown"
-    HEALTHY = "healthy"
-    UNHEALTHY = "unhealthy"
-
-
-@dataclass(frozen=True, slots=True)
-class HealthRules:
-    """`rise`, `fall`: probes in a row. `eject_after`: resets and 5xx in a row; `silent_after`: requests in a row
-    without a first byte. Ejections last from `eject_first_s` to `eject_last_s`. `recover`: answers, one at a time
-    (or one each `trial_s`). `panic`: part of a group, 0 to 1. `busy_s`: the pause after a busy answer that names
-    none, `busy_limit_s` the longest. All times in seconds."""
-
-    rise: int = 2
-    fall: int = 3
-    eject_after: int = 5
-    silent_after: int = 3
-    eject_first_s: float = 1.0
-    eject_last_s: float = 30.0
-    recover: int = 2
-    trial_s: float = 10.0
-    panic: float = 0.5
-    busy_s: float = 1.0
-    busy_limit_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A change of state, in words. `slot` is -1 for one of the whole fleet."""
-
-    now_s: float
-    slot: int
-    code: str
-    text: str
-    good: bool
-
-
-class _Record:
-    __slots__ = (
-        "back_s", "bad", "busy_until_s", "cause", "ejected", "ejected_since_s", "ejected_why", "failures",
-        "good", "level", "operator", "operator_since_s", "probe", "probe_since_s", "probe_why", "refusals",
-        "refused", "refused_since_s", "refused_why", "retry_at_s", "silent", "trial_good", "trial_since_s",
-        "trying", "until_s",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.operator = Operator.ACTIVE
-        self.operator_since_s = 0.0
-        self.forget()
-
-    def forget(self) -> None:
-        """Nothing is known of it, other than what the operator wants."""
-        self.probe = Health.UNKNOWN
-        self.probe_since_s = 0.0
-        self.probe_why = ""
-        self.good = self.bad = 0  # probes in a row
-        self.refused = False
-        self.refused_since_s = 0.0
-        self.refused_why = ""
-        self.refusals = 0
-        self.retry_at_s = 0.0
-        self.failures = self.silent = 0  # attempts in a row
-        self.admit_again()
-        self.level = 0
-        self.back_s = float("-inf")
-        self.busy_until_s = 0.0
-
-    def admit_again(self) -> None:
-        """Not ejected any more."""
-        self.ejected = self.trying = False
-        self.cause: Outcome | None = None
-        self.ejected_since_s = self.until_s = 0.0
-        self.ejected_why = ""
-        self.trial_good = 0
-        self.trial_since_s: float | None = None  # since when its one request is under way
+_SILENT_PATIENCE = 6.0
 
 
 class HealthBook:
     """States by slot, for the slots of `available` (0 or 1), which it keeps; `limits` are the requests each may have
     at once: 0 there makes `Fleet.lease` ask `admits` first."""
 
-    def __init__(self, available: bytearray, limits: list[int], rules: HealthRules) -> None:
+    def __init__(
+        self, available: bytearray, limits: list[int], in_flight: Sequence[int], rules: HealthRules
+    ) -> None:
         self.available = available
+        self._in_flight = in_flight
         self.pinnable = bytearray(available)  # may be sent what is tied to it and to nobody else
         self.rules = rules
         self._limits = limits
         self._hard = [_LIMITLESS] * len(available)
-        self._records: list[_Record] = [_Record() for _ in available]
+        self._records: list[Record] = [Record() for _ in available]
         self._names: dict[int, str] = {}
         self._groups: tuple[tuple[int, ...], ...] = ()
-        self._marked = bytearray(len(available))  # who is not simply well: most answers need no look
+        self.marked = bytearray(len(available))
+        """Who is not simply well: of any other, an answer need not be told."""
         self._panic: set[int] = set()
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self.rejoined: list[int] = []
@@ -151,10 +63,10 @@ class HealthBook:
     def grow(self, count: int) -> None:
         """There are `count` slots now."""
         while len(self._records) < count:
-            self._records.append(_Record())
+            self._records.append(Record())
             self.available.append(1)
             self.pinnable.append(1)
-            self._marked.append(0)
+            self.marked.append(0)
             self._limits.append(_LIMITLESS)
             self._hard.append(_LIMITLESS)
 
@@ -168,9 +80,9 @@ class HealthBook:
             limit = limits.get(slot)
             self._hard[slot] = self._limits[slot] = _LIMITLESS if limit is None else limit
             if slot not in names:
-                self._records[slot] = _Record()
+                self._records[slot] = Record()
                 self.available[slot] = self.pinnable[slot] = 1
-                self._marked[slot] = 0
+                self.marked[slot] = 0
         self._panic &= set(names)
         self.regroup(groups)
 
@@ -179,15 +91,15 @@ class HealthBook:
         self._groups = tuple(groups)
         self._publish(0.0, quietly=True)
 
-    def join(self, slot: int) -> None:
+    def join(self, slot: int, now_s: float) -> None:
         """Somebody new is in the slot."""
-        self._records[slot] = _Record()
-        self._marked[slot] = 0
+        self._records[slot] = Record(now_s)
+        self.marked[slot] = 0
 
-    def forget(self, slot: int) -> None:
+    def forget(self, slot: int, now_s: float) -> None:
         """It is another process now: nothing is known of it, other than what the operator wants."""
-        self._records[slot].forget()
-        self._marked[slot] = 0
+        self._records[slot].forget(now_s)
+        self.marked[slot] = 0
 
     # What is heard.
 
@@ -209,12 +121,12 @@ class HealthBook:
             ):
                 record.probe, record.probe_since_s, record.probe_why = Health.HEALTHY, now_s, ""
             if was_out and record.probe is Health.HEALTHY and not record.refused:
-                self._note(now_s, slot, "back", "answers again", good=True)
+                self._tell(now_s, slot, "back", "answers again", good=True)
         else:
             record.bad, record.good = record.bad + 1, 0
             if record.probe is not Health.UNHEALTHY and record.bad >= rules.fall:
                 record.probe, record.probe_since_s = Health.UNHEALTHY, now_s
-                self._note(
+                self._tell(
                     now_s, slot, "unhealthy", f"{record.bad} probes in a row failed: {why or 'no answer'}"
                 )
             record.probe_why = why
@@ -231,7 +143,7 @@ class HealthBook:
         why: str = "",
     ) -> None:
         """What became of an attempt. `jitter`: 0 to 1, stretches a pause by up to its double."""
-        if outcome is Outcome.ANSWERED and not self._marked[slot]:
+        if outcome is Outcome.ANSWERED and not self.marked[slot]:
             return
         if slot not in self._names:
             return
@@ -256,7 +168,7 @@ class HealthBook:
         """It answered something: it is not refusing."""
         if self._records[slot].refused:
             self._unrefuse(slot)
-            self._note(now_s, slot, "back", "answers again", good=True)
+            self._tell(now_s, slot, "back", "answers again", good=True)
             self._mark(slot)
             self._publish(now_s)
 
@@ -265,7 +177,7 @@ class HealthBook:
         record = self._records[slot]
         if record.ejected:
             record.admit_again()
-            self._note(now_s, slot, "restarted", "its engine started anew: taken in again", good=True)
+            self._tell(now_s, slot, "restarted", "its engine started anew: taken in again", good=True)
             self._mark(slot)
             self._publish(now_s)
 
@@ -274,16 +186,16 @@ class HealthBook:
         record = self._records[slot]
         if record.operator is not operator and slot in self._names:
             record.operator, record.operator_since_s = operator, now_s
-            self._note(now_s, slot, operator.value, f"{operator.value}, by the operator", good=True)
+            self._tell(now_s, slot, operator.value, f"{operator.value}, by the operator", good=True)
             self._publish(now_s)
 
     def tick(self, now_s: float) -> None:
         """Pauses end as time passes. Costs nothing while all are well."""
-        if 1 not in self._marked:
+        if 1 not in self.marked:
             return
         changed = False
         for slot in self._names:
-            if not self._marked[slot]:
+            if not self.marked[slot]:
                 continue
             record = self._records[slot]
             if record.busy_until_s and now_s >= record.busy_until_s:
@@ -293,16 +205,16 @@ class HealthBook:
                 record.trying = True
                 record.trial_since_s = None
                 changed = True
-            elif record.trial_since_s is not None and now_s >= record.trial_since_s + self.rules.trial_s:
-                record.trial_since_s = None  # its one request takes long, or nobody told what became of it
+            elif record.trial_since_s is not None and self._is_spent(slot, record, now_s):
+                record.trial_since_s = None
                 changed = True
             self._mark(slot)
         if changed:
             self._publish(now_s)
 
-    def admits(self, slot: int, in_flight: int, now_s: float) -> bool:
+    def admits(self, slot: int, now_s: float) -> bool:
         """Whether a request may have a place: asked at the limit, and of those that are let in one at a time."""
-        if in_flight >= self._hard[slot]:
+        if self._in_flight[slot] >= self._hard[slot]:
             return False
         record = self._records[slot]
         if record.trying and slot not in self._panic:
@@ -313,6 +225,10 @@ class HealthBook:
         return True
 
     # What is told.
+
+    def note(self, now_s: float, slot: int, code: str, text: str, good: bool) -> None:
+        """An event, for `take_events`."""
+        self._events.append(Event(now_s, slot, code, text, good))
 
     def take_events(self) -> list[Event]:
         """What changed since the last call, oldest first."""
@@ -343,11 +259,8 @@ class HealthBook:
             began_in_flight=began_in_flight,
             trying=record.trying,
             paused_s=max(0.0, record.busy_until_s - now_s),
+            refusals=record.refusals,
         )
-
-    def refusals(self, slot: int) -> int:
-        """How often in a row it was looked at and refused."""
-        return self._records[slot].refusals
 
     def retry_at_s(self, slot: int) -> float | None:
         """When one that refuses is due for another look; None for any other."""
@@ -371,11 +284,11 @@ class HealthBook:
 
     # Transitions.
 
-    def _answered(self, slot: int, record: _Record, now_s: float) -> None:
+    def _answered(self, slot: int, record: Record, now_s: float) -> None:
         record.failures = record.silent = 0
         if record.refused:
             self._unrefuse(slot)
-            self._note(now_s, slot, "back", "answers again", good=True)
+            self._tell(now_s, slot, "back", "answers again", good=True)
         if record.ejected and record.trying:
             record.trial_since_s = None
             record.trial_good += 1
@@ -383,7 +296,7 @@ class HealthBook:
                 record.admit_again()
                 record.back_s = now_s
                 self.rejoined.append(slot)
-                self._note(
+                self._tell(
                     now_s, slot, "recovered", f"{self.rules.recover} requests were answered", good=True
                 )
 
@@ -395,7 +308,7 @@ class HealthBook:
             # Nobody listens, so the process is gone, and with it all that was cached.
             self.emptied.append(slot)
             record.refused, record.refused_since_s = True, now_s
-            self._note(now_s, slot, "refused", why)
+            self._tell(now_s, slot, "refused", why)
         record.refused_why = why
         step_s = min(REFUSED_LAST_S / 2, REFUSED_FIRST_S * 2 ** min(record.refusals, 16))
         record.refusals += 1
@@ -409,7 +322,7 @@ class HealthBook:
         self.rejoined.append(slot)
 
     def _failed(
-        self, slot: int, record: _Record, outcome: Outcome, now_s: float, jitter: float, why: str
+        self, slot: int, record: Record, outcome: Outcome, now_s: float, jitter: float, why: str
     ) -> None:
         rules = self.rules
         if outcome is Outcome.NO_FIRST_BYTE:
@@ -435,7 +348,7 @@ class HealthBook:
             record.ejected_since_s = now_s
             record.ejected_why = f"{told}{f' ({why})' if why else ''}"
             # Trials that fail are the same story, and would fill a log.
-            self._note(now_s, slot, "ejected", record.ejected_why)
+            self._tell(now_s, slot, "ejected", record.ejected_why)
         record.ejected, record.trying, record.cause = True, False, outcome
         record.trial_good, record.trial_since_s = 0, None
         record.failures = record.silent = 0
@@ -443,15 +356,24 @@ class HealthBook:
         record.level += 1
         record.until_s = now_s + step_s * (1 + min(1.0, max(0.0, jitter)))
 
+    def _is_spent(self, slot: int, record: Record, now_s: float) -> bool:
+        """Whether the one request that was let in tells nothing any more: it is gone, or takes long."""
+        assert record.trial_since_s is not None
+        if not self._in_flight[slot]:
+            return True
+        # Where requests wait for ever, the next one would as well.
+        patience = _SILENT_PATIENCE if record.cause is Outcome.NO_FIRST_BYTE else 1.0
+        return now_s >= record.trial_since_s + patience * self.rules.trial_s
+
     # What follows.
 
     def _mark(self, slot: int) -> None:
         record = self._records[slot]
-        self._marked[slot] = bool(
+        self.marked[slot] = bool(
             record.refused or record.ejected or record.busy_until_s or record.failures or record.silent
         )
 
-    def _is_dead(self, record: _Record) -> bool:
+    def _is_dead(self, record: Record) -> bool:
         """Whether it takes no request at all, however many others are out."""
         return record.refused or (
             record.ejected and record.cause is Outcome.ENGINE_DEAD and not record.trying
@@ -488,9 +410,9 @@ class HealthBook:
                 chosen = [slot for slot in members if slot in ill]
             panic.update(chosen)
         if panic and not self._panic and not quietly:
-            self._note(now_s, -1, "panic", f"{len(panic)} backends that are out are used: too few are left")
+            self._tell(now_s, -1, "panic", f"{len(panic)} backends that are out are used: too few are left")
         elif self._panic and not panic and not quietly:
-            self._note(now_s, -1, "panic_over", "enough backends are in again", good=True)
+            self._tell(now_s, -1, "panic_over", "enough backends are in again", good=True)
         self._panic = panic
         for slot in self._names:
             record = records[slot]
@@ -499,5 +421,5 @@ class HealthBook:
             self.available[slot] = slot in well or slot in panic or (open_to_trial and not paused)
             limits[slot] = 0 if record.trying and slot not in panic else self._hard[slot]
 
-    def _note(self, now_s: float, slot: int, code: str, text: str, *, good: bool = False) -> None:
-        self._events.append(Event(now_s, slot, code, text, good))
+    def _tell(self, now_s: float, slot: int, code: str, text: str, *, good: bool = False) -> None:
+        self.note(now_s, slot, code, text, good)

@@ -21,8 +21,10 @@ class Operator(Enum):
 class BackendState:
     """`operator`: active, draining or disabled. `health` is what probes say: unknown, healthy or unhealthy.
     `ejected`: real traffic says that it is out, or it refuses connections. `why` is in words, empty where there is
-    nothing to say; `since_s` is when it came to this, of the fleet's clock. `available`: what policies see.
-    `in_flight`: requests, for a drain what is left; `began_in_flight` what there was when the operator spoke.
+    nothing to say; `since_s` is when it came to this, of the fleet's clock.
+    `available`: what policies see. `in_flight`: requests, for a drain what is left; `began_in_flight` what there was
+    when the operator spoke. `trying`: let in for one request at a time. `paused_s`: how much longer it wants no
+    requests, having said that it is busy. `refusals`: how often in a row it was looked at and refused.
     """
 
     operator: str
@@ -35,3 +37,4 @@ class BackendState:
     began_in_flight: int
     trying: bool
     paused_s: float
+    refusals: int

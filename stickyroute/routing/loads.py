@@ -8,8 +8,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from stickyroute.defaults import RECENT_KEYS
 from stickyroute.routing.index import Index
 from stickyroute.routing.kappa import Kappa
+from stickyroute.routing.recent import Recent
 
 __all__ = ["Loads"]
 
@@ -22,7 +24,8 @@ class Loads:
     that a token more takes (`kv_per_token`), both 0 while unknown, which is never "full"; `room`, from above 0 to 1,
     the part of its share of load that it should have now (1 while nothing speaks against it).
 
-    The arrays grow in place and are the same objects for good. `tight` says that some `room` is below 1.
+    The arrays grow in place and are the same objects for good. `tight` says that some `room` is below 1, `recent`
+    where keys were sent.
 
     For the whole fleet: `arrivals_s`, requests a second for one backend, and `busy`, the part of the time, 0 to
     1, that it spends on prompts, both over the last seconds; `step_s`, what a first token takes apart from its
@@ -32,7 +35,7 @@ class Loads:
 
     __slots__ = (
         "answer_tokens", "arrivals_s", "backlog_tokens", "busy", "capacity_tokens", "decode_s", "in_flight",
-        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "room", "stay_s", "step_s",
+        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "recent", "room", "stay_s", "step_s",
         "tight", "token_s", "trust",
     )  # fmt: skip
 
@@ -56,6 +59,8 @@ class Loads:
         self.kv_per_token = array("d", [0.0] * count)
         self.room = array("d", [1.0] * count)
         self.tight = False
+        self.recent = Recent(RECENT_KEYS)
+        self.recent.grow(count)
         self.index = index
         self.kappa = kappa
         self.arrivals_s = 0.0

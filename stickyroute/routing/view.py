@@ -69,19 +69,27 @@ class FleetView:
         self.relative_weights = tuple(weight / mean if weight else 1.0 for weight in weights)
         self.even = len(set(weights)) < 2
         self.read = _reader(self.slots, len(loads.in_flight))
-        self.credits = [0] * len(self.slots)
+        self.credits = [0.0] * len(self.slots)
+
+    def shares(self) -> Sequence[float]:
+        """Of load, for each member: its weight, less where it has less room."""
+        loads = self.loads
+        if not loads.tight:
+            return self.weights
+        return [weight * room for weight, room in zip(self.weights, self.read(loads.room), strict=True)]
 
     def totals(self) -> tuple[float, float]:
         """What is in flight on the members that have a weight and are available, in tokens and one more for each
-        request; and their shares, which are weight x capacity of the KV cache."""
+        request; and their shares, which are weight x room x capacity of the KV cache."""
         available, loads, slots = self.available, self.loads, self.slots
+        weights = self.shares()
         tokens, capacity = loads.in_flight_tokens, loads.capacity_tokens
         total = shares = 0.0
         for member in self.placed:
             slot = slots[member]
             if available[slot]:
                 total += tokens[slot] + self.in_flight[slot]
-                shares += capacity[slot] * self.weights[member]
+                shares += capacity[slot] * weights[member]
         return total, shares
 
     def usable(self, tried: Collection[int]) -> Sequence[int]:
@@ -93,8 +101,14 @@ class FleetView:
         return [member for member in self.placed if available[slots[member]] and slots[member] not in tried]
 
     def least_loaded(self, members: Sequence[int]) -> Sequence[int]:
-        """Those of `members` (all with a weight) that have the fewest requests in flight for their weight."""
+        """Those of `members` (all with a weight) that have the fewest requests in flight for their share."""
         slots, weights, in_flight = self.slots, self.weights, self.in_flight
+        if self.loads.tight:
+            # With one request more, so that room counts also where nothing is in flight.
+            shares = self.shares()
+            loads = {member: (in_flight[slots[member]] + 1) / shares[member] for member in members}
+            fewest = min(loads.values(), default=0.0)
+            return [member for member, load in loads.items() if load <= fewest]
         least = -1.0
         found: list[int] = []
         for member in members:
@@ -107,11 +121,11 @@ class FleetView:
         return found
 
     def take_turn(self, members: Sequence[int]) -> int:
-        """The next of `members` in rotation, each as often as it weighs (nginx's smooth round robin)."""
+        """The next of `members` in rotation, each as often as its share says (nginx's smooth round robin)."""
         if len(members) == 1:
             return members[0]
-        turns, weights = self.credits, self.weights
-        paid = 0
+        turns, weights = self.credits, self.shares()
+        paid = 0.0
         best = members[0]
         most = None
         for member in members:

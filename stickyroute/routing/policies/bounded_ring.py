@@ -25,17 +25,22 @@ class BoundedRing(Policy):
     count as well. Shares go by weight times capacity of the KV cache, over the available backends. `floor`
     requests are always allowed. Where all are at their bounds (because the others were tried) the least loaded
     takes it.
+
+    A backend that is short of room (`Loads.room`) has less of a share, and fewer requests are always allowed.
+    Who was sent there within the last `warm_s` seconds loses only half as much: new and idle conversations move
+    first, and since room comes back late, none comes home the moment it left.
     """
 
-    __slots__ = ("_factor", "_floor")
+    __slots__ = ("_factor", "_floor", "_warm_s")
     name = "bounded_ring"
     needs = Needs.KEY | Needs.SIZE
 
-    def __init__(self, load_factor: float = 1.25, floor: int = 2) -> None:
+    def __init__(self, load_factor: float = 1.25, floor: int = 2, warm_s: float = 60.0) -> None:
         if not load_factor >= 1 or floor < 1:
             raise ValueError("load_factor and floor must be at least 1")
         self._factor = load_factor
         self._floor = floor
+        self._warm_s = warm_s
 
     def choose(
         self, keys: RequestKeys, view: FleetView, tried: Collection[int], rand: Rand
@@ -48,6 +53,8 @@ class BoundedRing(Policy):
             return last_resort(view, tried, "failover")
         slot = view.slots[home]
         usable = view.available[slot] and slot not in tried
+        if view.loads.tight:
+            return self._choose_tight(key, home, keys, view, tried)
         if usable and view.in_flight[slot] < self._floor:
             return Decision(slot, "home")
         load, shares = view.totals()
@@ -55,6 +62,34 @@ class BoundedRing(Policy):
         if usable and _load(view, slot) * shares < allowed * _share(view, home):
             return Decision(slot, "home")
         return self._after_home(key, view, tried, allowed, shares, "spill" if usable else "failover")
+
+    def _choose_tight(
+        self, key: int, home: int, keys: RequestKeys, view: FleetView, tried: Collection[int]
+    ) -> Decision | None:
+        """The same where somebody is short of room."""
+        slots, available, loads = view.slots, view.available, view.loads
+        load, shares = view.totals()
+        allowed = self._factor * (load + prompt_tokens(keys, view) + 1.0)
+        reason = "home"
+        least, chosen = -1.0, -1
+        for member in view.ring.walk(key):
+            slot = slots[member]
+            if not available[slot] or slot in tried:
+                reason = "failover" if member == home else reason
+                continue
+            room = loads.room[slot]
+            if room < 1.0 and loads.recent.is_warm(key, slot, self._warm_s):
+                room = (1.0 + room) / 2
+            own, share = _load(view, slot), room * _share(view, member)
+            if view.in_flight[slot] < self._floor * room or own * shares < allowed * share:
+                return Decision(slot, reason)
+            if member == home:
+                reason = "spill"
+            if chosen < 0 or own / share < least:
+                least, chosen = own / share, slot
+        if chosen < 0:
+            return last_resort(view, tried, "failover")
+        return Decision(chosen, "home" if chosen == slots[home] else reason)
 
     def _after_home(
         self, key: int, view: FleetView, tried: Collection[int], allowed: float, shares: float, reason: str

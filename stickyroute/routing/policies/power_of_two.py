@@ -13,7 +13,7 @@ __all__ = ["PowerOfTwo"]
 
 
 class PowerOfTwo(Policy):
-    """Of two different backends picked at random, the one with fewer requests in flight for its weight."""
+    """Of two different backends picked at random, the one with fewer requests in flight for its share."""
 
     __slots__ = ()
     name = "power_of_two"
@@ -30,8 +30,9 @@ class PowerOfTwo(Policy):
         at = int(rand.random() * count)
         other_at = int(rand.random() * (count - 1))
         first, second = members[at], members[other_at if other_at < at else other_at + 1]
-        slots, weights, in_flight = view.slots, view.weights, view.in_flight
+        slots, shares, in_flight = view.slots, view.shares(), view.in_flight
         one, two = slots[first], slots[second]
-        if in_flight[two] * weights[first] < in_flight[one] * weights[second]:
+        more = 1 if view.loads.tight else 0  # so that room counts also where nothing is in flight
+        if (in_flight[two] + more) * shares[first] < (in_flight[one] + more) * shares[second]:
             return Decision(two, self.name)
         return Decision(one, self.name)

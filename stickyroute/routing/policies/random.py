@@ -13,7 +13,7 @@ __all__ = ["Random"]
 
 
 class Random(Policy):
-    """A random backend, each as likely as its weight says."""
+    """A random backend, each as likely as its share says."""
 
     __slots__ = ()
     name = "random"
@@ -24,7 +24,7 @@ class Random(Policy):
         members = view.usable(tried)
         if not members:
             return last_resort(view, tried, self.name)
-        weights = view.weights
+        weights = view.shares()
         left = rand.random() * sum(weights[member] for member in members)
         for member in members:
             left -= weights[member]
