@@ -8,26 +8,22 @@ root's matter, by default on loopback.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
-from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
-from stickyroute.control import decisions, events, explain, operate, pages
+from stickyroute.control import config, decisions, events, explain, operate, pages
 from stickyroute.control.answers import errors_in_json, json_answer
 from stickyroute.control.auth import GUARD, Guard
 from stickyroute.control.deps import Deps
+from stickyroute.metrics import content_type
 
 __all__ = ["build_admin"]
 
-_OPENMETRICS_END = b"# EOF\n"
 
-FEATURES: tuple[Any, ...] = (decisions, events, explain, operate, pages)
+FEATURES: tuple[Any, ...] = (config, decisions, events, explain, operate, pages)
 """Modules with `add_routes(app, deps)`, in any order; one whose part of `deps` is None adds nothing."""
 
 
@@ -46,16 +42,6 @@ def build_admin(deps: Deps) -> web.Application:
     for feature in FEATURES:
         feature.add_routes(app, deps)
     return app
-
-
-class _One(Collector):
-    """A registry of a single family, which is what an encoder takes."""
-
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._family,)
 
 
 class _Views:
@@ -81,17 +67,14 @@ class _Views:
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text, or OpenMetrics when the scraper asks for it.
 
-        Rendered family by family, giving way to the data plane in between: with a hundred backends the whole
-        takes tens of milliseconds, which no stream should have to wait for.
+        Written in parts, giving way to the data plane in between, so that no stream waits for a scrape.
         """
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        kind, openmetrics = content_type(request.headers.get("Accept", ""))
         parts: list[bytes] = []
-        for family in self._deps.metrics.registry.collect():
-            parts.append(encode(_One(family)).removesuffix(_OPENMETRICS_END))
+        for part in self._deps.metrics.text(openmetrics):
+            parts.append(part)
             await asyncio.sleep(0)
-        if "openmetrics" in content_type:
-            parts.append(_OPENMETRICS_END)
-        return web.Response(body=b"".join(parts), headers={"Content-Type": content_type})
+        return web.Response(body=b"".join(parts), headers={"Content-Type": kind})
 
     async def fleet(self, request: web.Request) -> web.Response:
         """What the router knows of each backend right now."""
@@ -99,7 +82,6 @@ class _Views:
         state = self._fleet.snapshot()
         for backend, shown in zip(self._fleet.backends, state["backends"], strict=True):
             retry_in_s = self._fleet.retry_in_s(backend.slot, now_s)
-            shown.update(operate.backend_status(self._fleet, backend))
             shown["retry_in_s"] = None if retry_in_s is None else round(retry_in_s, 3)
         answer: dict[str, Any] = {
             "version": __version__,
@@ -107,6 +89,10 @@ class _Views:
             "policy": self._deps.settings().policy,
             **state,
         }
-        if self._deps.exact is not None:
-            answer["exact"] = self._deps.exact()
+        if self._deps.config is not None:
+            answer["config"] = self._deps.config.state()
+            answer["discovery"] = self._deps.config.discovery_state()
+        exact = self._deps.exact() if self._deps.exact is not None else None
+        if exact is not None:
+            answer["exact"] = exact
         return json_answer(answer)

@@ -1,16 +1,29 @@
 """The counters behind every metric, and the little a finished request costs: one look-up, a few additions.
 
-Owns labels, buckets and counts, and keeps the number of series bounded. Must not know about sockets, HTTP
-messages or policies, nor how a scrape is written.
+Owns labels and counts, and keeps the number of series bounded. Must not know about sockets, HTTP messages or
+policies, nor how a scrape is written.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 
 from stickyroute.fleet import Fleet
+from stickyroute.metrics.histogram import (
+    DECISION_BUCKETS_S,
+    DURATION_BUCKETS_S,
+    INTER_TOKEN_BUCKETS_S,
+    LAG_BUCKETS_S,
+    PROMPT_BUCKET_TOKENS,
+    PROMPT_BUCKETS,
+    TTFT_BUCKETS_S,
+    Histogram,
+)
+from stickyroute.metrics.sources import Sources
+from stickyroute.openai.usage import Usage
 
-__all__ = ["NONE", "OTHER", "STATUS_CLASSES", "Counters", "Histogram"]
+__all__ = ["NONE", "OTHER", "STATUS_CLASSES", "Counters", "Histogram", "Prices"]
 
 OTHER = "other"
 """Label of every pool or route that is not one of ours."""
@@ -21,53 +34,59 @@ NONE = "none"
 MAX_POOLS = 256
 """Pool labels in one process at most; engines that list more models than that share `other`."""
 
-TTFT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-DECISION_BUCKETS_S = (1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 1e-2)
-
 STATUS_CLASSES = {1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx"}
 
 
-class Histogram:
-    """Counts per bucket (the last one is +Inf) and the sum of what was observed."""
+class Prices:
+    """What a prompt token of each model costs. `each` maps models to the price of one token, "*" is every other
+    model; `read` and `written` are what a cached and a newly cached one cost, times that."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_each", "_other", "_read", "_written")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+    def __init__(self, each: Mapping[str, float], read: float, written: float) -> None:
+        self._each = dict(each)
+        self._other = self._each.pop("*", 0.0)
+        self._read = read
+        self._written = written
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._other or any(self._each.values()))
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Buckets as Prometheus wants them: each counts everything up to its bound."""
-        total = 0
-        rows: list[tuple[str, float]] = []
-        for bound, count in zip(self.bounds, self.counts, strict=False):
-            total += count
-            rows.append((repr(float(bound)), total))
-        rows.append(("+Inf", total + self.counts[-1]))
-        return rows
+    def of(self, pool: str) -> tuple[float, float]:
+        """What a cached token of the pool saves, and what a newly cached one costs more than another."""
+        price = self._each.get(pool, self._other)
+        return price * max(0.0, 1.0 - self._read), price * max(0.0, self._written - 1.0)
+
+
+_FREE = Prices({}, 0.0, 0.0)
 
 
 class _Traffic:
-    """What one backend did for one pool."""
+    """What one backend did for one pool. `by_prompt` is the pool's: TTFT by length of the prompt."""
 
     __slots__ = (
-        "bytes_in", "bytes_out", "cached_tokens", "duration", "expected_tokens", "prompt_tokens", "ttft"
+        "answer_tokens", "by_prompt", "bytes_in", "bytes_out", "cached_tokens", "cost_extra", "cost_saved", "duration",
+        "expected_tokens", "gain", "inter_token", "known_tokens", "penalty", "prompt_tokens", "ttft", "written_tokens",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, by_prompt: list[Histogram], price: tuple[float, float]) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.expected_tokens = 0.0
+        self.known_tokens = 0
+        self.written_tokens = 0
+        self.answer_tokens = 0
+        self.cost_saved = 0.0
+        self.cost_extra = 0.0
+        self.gain, self.penalty = price
         self.ttft = Histogram(TTFT_BUCKETS_S)
+        self.inter_token = Histogram(INTER_TOKEN_BUCKETS_S)
         self.duration = Histogram(DURATION_BUCKETS_S)
+        self.by_prompt = by_prompt
 
 
 class _Series:
@@ -85,20 +104,28 @@ _Key = tuple[str, str, str, int, str]
 
 
 class Counters:
-    """What happened since the start, in plain integers.
+    """What happened since the start, in plain numbers.
 
     `client_disconnects` is a plain number: whoever sees a client leave before its reply is complete adds 1.
+    `sources` are figures that others keep.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self.sources = Sources()
         self.client_disconnects = 0
         self.series: dict[_Key, _Series] = {}
         self.traffic: dict[tuple[str, str], _Traffic] = {}
+        self.by_prompt: dict[str, list[Histogram]] = {}
         self.retries_by_kind: dict[str, int] = {}
         self.failures: dict[tuple[str, str], int] = {}
+        self.ejections: dict[str, int] = {}
         self.decisions_by_reason: dict[str, int] = {}
         self.decision = Histogram(DECISION_BUCKETS_S)
+        self.lag = Histogram(LAG_BUCKETS_S)
+        self.fleet_changes = 0
+        self.moved_share = 0.0
+        self._prices = _FREE
         self._known: dict[_Key, _Series] = {}
         self._pools: set[str] = set()
 
@@ -113,8 +140,11 @@ class Counters:
         duration_s: float,
         bytes_in: int,
         bytes_out: int,
+        inter_token_s: float | None = None,
+        prompt_tokens: float = 0.0,
     ) -> None:
-        """Count one finished request. `ttft_s` is None for a reply that did not stream or had no first byte.
+        """Count one finished request. `ttft_s` is None for a reply that did not stream or had no first token,
+        `inter_token_s` for one whose tokens were not told.
 
         `pool` is the fleet's label, `backend` the name of the one that answered last ("" for none), `route`
         the template of the route ("" when none matched), `status` what the client saw, sizes are bytes.
@@ -129,16 +159,33 @@ class Counters:
         traffic.duration.observe(duration_s)
         if ttft_s is not None:
             traffic.ttft.observe(ttft_s)
+            traffic.by_prompt[bisect_left(PROMPT_BUCKET_TOKENS, prompt_tokens)].observe(ttft_s)
+            if inter_token_s is not None:
+                traffic.inter_token.observe(inter_token_s)
 
-    def prompt(
-        self, pool: str, backend: str, prompt_tokens: int, cached_tokens: int, expected_tokens: float
-    ) -> None:
-        """Count one prompt whose reply told how much of it was cached; `expected_tokens` is how much was
-        believed to be, when it was sent there."""
+    def usage(self, pool: str, backend: str, usage: Usage, expected_tokens: float | None) -> None:
+        """Count what a reply told of its tokens; `expected_tokens` is how many were believed to be cached when the
+        request was sent, None where nobody looked."""
         traffic = self._traffic_of(self._pool_label(pool), backend or NONE)
-        traffic.prompt_tokens += prompt_tokens
-        traffic.cached_tokens += cached_tokens
-        traffic.expected_tokens += expected_tokens
+        if usage.completion_tokens is not None:
+            traffic.answer_tokens += usage.completion_tokens
+        cached = usage.cached_tokens
+        if cached is None:
+            return
+        traffic.prompt_tokens += usage.prompt_tokens
+        traffic.cached_tokens += cached
+        traffic.cost_saved += cached * traffic.gain
+        if usage.written_tokens:
+            traffic.written_tokens += usage.written_tokens
+            traffic.cost_extra += usage.written_tokens * traffic.penalty
+        if expected_tokens is not None:
+            traffic.expected_tokens += expected_tokens
+            traffic.known_tokens += usage.prompt_tokens
+
+    def cached_tokens(self) -> tuple[int, int]:
+        """Of all prompts whose replies told it: tokens that were cached, and tokens in all."""
+        traffic = self.traffic.values()
+        return sum(one.cached_tokens for one in traffic), sum(one.prompt_tokens for one in traffic)
 
     def decisions(self, reason: str) -> None:
         """Count one choice of a backend, those of further attempts included."""
@@ -153,9 +200,30 @@ class Counters:
         key = (backend, kind)
         self.failures[key] = self.failures.get(key, 0) + 1
 
+    def ejected(self, backend: str) -> None:
+        """Count one time that a backend was taken out for what its answers were."""
+        self.ejections[backend] = self.ejections.get(backend, 0) + 1
+
     def decision_time(self, seconds: float) -> None:
         """Observe how long one routing decision took."""
         self.decision.observe(seconds)
+
+    def members_changed(self, moved_share: float) -> None:
+        """Count one change of the fleet's members or weights; `moved_share` is the part, 0 to 1, of all keys that got
+        another home."""
+        self.fleet_changes += 1
+        self.moved_share += moved_share
+
+    def price(self, prices: Prices) -> None:
+        """Count money by these from now on."""
+        self._prices = prices
+        for (pool, _), traffic in self.traffic.items():
+            traffic.gain, traffic.penalty = prices.of(pool)
+
+    @property
+    def counts_money(self) -> bool:
+        """Whether any model has a price."""
+        return self._prices.any
 
     def _open(self, pool: str, backend: str, route: str, hundreds: int, reason: str) -> _Series:
         """The series of labels not seen before. A pool the fleet does not name is not remembered."""
@@ -172,7 +240,10 @@ class Counters:
     def _traffic_of(self, label: str, named: str) -> _Traffic:
         traffic = self.traffic.get((label, named))
         if traffic is None:
-            traffic = self.traffic[label, named] = _Traffic()
+            by_prompt = self.by_prompt.get(label)
+            if by_prompt is None:
+                by_prompt = self.by_prompt[label] = [Histogram(TTFT_BUCKETS_S) for _ in PROMPT_BUCKETS]
+            traffic = self.traffic[label, named] = _Traffic(by_prompt, self._prices.of(label))
         return traffic
 
     def _pool_label(self, name: str) -> str:
@@ -197,6 +268,10 @@ class Counters:
             del self.traffic[pair]
         for failure in [failure for failure in self.failures if failure[0] not in backends]:
             del self.failures[failure]
+        for name in [name for name in self.ejections if name not in backends]:
+            del self.ejections[name]
+        for label in [label for label in self.by_prompt if label not in pools]:
+            del self.by_prompt[label]
 
     def _is_pool(self, name: str) -> bool:
         pool = self.fleet.pool(name)

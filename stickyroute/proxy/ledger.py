@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
-from stickyroute.fleet import Fleet
+from stickyroute.defaults import BYTES_PER_TOKEN
+from stickyroute.fleet import Fleet, Lease
 from stickyroute.http.relay import COMPLETE
 from stickyroute.metrics import Metrics
+from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage
 from stickyroute.proxy.exchange import Exchange
 
@@ -30,7 +32,7 @@ class Ledger:
     An observer that raises is logged and not called again: what watches must never break what it watches.
     """
 
-    __slots__ = ("_access_log", "_fleet", "_metrics", "_observers")
+    __slots__ = ("_access_log", "_fleet", "_metrics", "_observers", "_tells_cached")
 
     def __init__(
         self,
@@ -43,6 +45,9 @@ class Ledger:
         self._metrics = metrics
         self._access_log = access_log
         self._observers = observers
+        self._tells_cached: dict[
+            tuple[int, Shape], str
+        ] = {}  # who was heard to tell cached tokens, by slot and API
 
     def close(self, exchange: Exchange, end: str) -> None:
         """The exchange is over; `end` is a word of `http.relay`."""
@@ -56,14 +61,20 @@ class Ledger:
             exchange.release(now_s)
         else:
             exchange.release()
-        ttft_s = None
-        if exchange.streams and exchange.first_byte_s:
-            ttft_s = exchange.first_byte_s - request.started_s
+        ttft_s = inter_token_s = None
+        prompt_tokens = 0.0
+        # Where replies are not looked at, the first byte has to do; a stream that is searched still had no token.
+        began_s = exchange.first_token_s or (0.0 if exchange.looking else exchange.first_byte_s)
+        if exchange.streams and began_s:
+            ttft_s = began_s - request.started_s
+            prompt_tokens = _prompt_tokens(exchange, lease, usage)
+            if usage is not None and usage.completion_tokens is not None and usage.completion_tokens > 1:
+                inter_token_s = (now_s - began_s) / (usage.completion_tokens - 1)
         template, pool = exchange.route.template, exchange.pool.label
-        sizes = request.wire_bytes, exchange.bytes_out
         self._metrics.record(
-            pool, backend, template, exchange.status, exchange.reason, ttft_s, duration_s, *sizes
-        )
+            pool, backend, template, exchange.status, exchange.reason, ttft_s, duration_s,
+            request.wire_bytes, exchange.bytes_out, inter_token_s, prompt_tokens,
+        )  # fmt: skip
         if end is not COMPLETE:
             if end.startswith("client"):
                 self._metrics.client_disconnects += 1
@@ -106,15 +117,25 @@ class Ledger:
         usage, lease = exchange.usage(), exchange.lease
         if usage is None or lease is None:
             return usage
+        tells = (exchange.slot, exchange.route.shape)
+        if usage.cached_tokens:
+            self._tells_cached[tells] = backend
+        elif usage.cached_tokens is None and self._tells_cached.get(tells) == backend:
+            usage = usage._replace(cached_tokens=0)  # older engines leave the field out where there were none
         lease.usage(usage, now_s)
-        if usage.cached_tokens is not None:
-            # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
-            part = 1.0 - lease.missing_tokens / lease.tokens if lease.tokens else 0.0
-            self._metrics.prompt(
-                exchange.pool.label,
-                backend,
-                usage.prompt_tokens,
-                usage.cached_tokens,
-                usage.prompt_tokens * part,
-            )
+        # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
+        known = lease.keys.chain and lease.tokens
+        part = 1.0 - lease.missing_tokens / lease.tokens if known else None
+        self._metrics.usage(
+            exchange.pool.label, backend, usage, None if part is None else usage.prompt_tokens * part
+        )
         return usage
+
+
+def _prompt_tokens(exchange: Exchange, lease: Lease | None, usage: Usage | None) -> float:
+    """The length of the prompt: as told, as estimated, or as the request's size suggests."""
+    if usage is not None:
+        return usage.prompt_tokens
+    if lease is not None and lease.tokens:
+        return lease.tokens
+    return exchange.request.wire_bytes / BYTES_PER_TOKEN

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.http.pool import CONNECT_FAILURES
 from stickyroute.http.relay import UPSTREAM_DIED, UPSTREAM_SILENT
 from stickyroute.http.upstream import BROKEN, DROPPED, GARBAGE, STALE
-from tests.metrics.test_metrics import busy
+from tests.metrics.test_metrics import busy, text_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `([a-z_]+)` \| (counter|gauge|histogram) \| ([^|]*)\| .+ \|$", re.MULTILINE)
@@ -28,7 +27,7 @@ def documented() -> set[Row]:
 
 def exposed() -> set[Row]:
     rows: set[Row] = set()
-    for family in text_string_to_metric_families(generate_latest(busy().registry).decode()):
+    for family in text_string_to_metric_families(text_of(busy()).decode()):
         labels = {label for sample in family.samples for label in sample.labels if label != "le"}
         name = family.name + ("_total" if family.type == "counter" else "")
         rows.add((name, family.type, frozenset(labels)))

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.clock import monotonic
 from stickyroute.fleet.sample import Sample
-from stickyroute.metrics import Metrics, counters
+from stickyroute.metrics import ConfigFigures, Metrics, PrefixBreaks, Prices, ShadowFigures, counters
+from stickyroute.metrics.histogram import DURATION_BUCKETS_S, TTFT_BUCKETS_S
+from stickyroute.openai.usage import Usage
 
 PROMTOOL = "/usr/bin/promtool"
 
@@ -24,21 +25,33 @@ class FakeFleet:
     def __init__(self, backends: Sequence[str] = ("a", "b"), models: Sequence[str] = ("llama",)) -> None:
         self.models = models
         self.samples: dict[int, tuple[Sample, float]] = {}
+        self.states: dict[int, dict[str, Any]] = {}
+        self.fingerprint = "0123456789abcdef"
         self.list(*backends)
 
     def list(self, *names: str) -> None:
-        self.backends = [SimpleNamespace(name=name, slot=slot) for slot, name in enumerate(names)]
+        self.backends = [
+            SimpleNamespace(name=name, slot=slot, spec=SimpleNamespace(weight=2))
+            for slot, name in enumerate(names)
+        ]
         self.in_flight = [0] * len(names)
         self.available = bytearray(b"\x01" * len(names))
         self.loads = SimpleNamespace(
             backlog_tokens=[1200.0] * len(names),
             token_s=[1 / 8000] * len(names),
             trust=[0.75] * len(names),
+            room=[0.5] * len(names),
             kappa=SimpleNamespace(value=0.5),
         )
 
     def sample(self, slot: int) -> tuple[Sample, float] | None:
         return self.samples.get(slot)
+
+    def state(self, slot: int) -> Any:
+        words = self.states.get(slot, {})
+        return SimpleNamespace(
+            **{"operator": "active", "health": "healthy", "ejected": False, "paused_s": 0.0} | words
+        )
 
     def pool(self, model: str | None) -> Any:
         return SimpleNamespace(label=model) if model in self.models else None
@@ -63,9 +76,13 @@ def record(metrics: Metrics, **changes: Any) -> None:
     metrics.record(**(values | changes))
 
 
+def text_of(metrics: Metrics, openmetrics: bool = False) -> bytes:
+    return b"".join(metrics.text(openmetrics))
+
+
 def scrape(metrics: Metrics, name: str) -> dict[tuple[tuple[str, str], ...], float]:
     """The samples of one name: labels -> value."""
-    text = generate_latest(metrics.registry).decode()
+    text = text_of(metrics).decode()
     return {
         tuple(sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -146,7 +163,7 @@ def test_a_reply_that_does_not_stream_has_a_duration_and_no_ttft() -> None:
 
 @pytest.mark.parametrize(
     ("buckets", "lowest", "highest"),
-    [(counters.TTFT_BUCKETS_S, 0.001, 120), (counters.DURATION_BUCKETS_S, 0.005, 600)],
+    [(TTFT_BUCKETS_S, 0.001, 120), (DURATION_BUCKETS_S, 0.005, 600)],
 )
 def test_buckets_rise_and_span_what_engines_take(
     buckets: tuple[float, ...], lowest: float, highest: float
@@ -193,16 +210,103 @@ def test_backends_show_what_is_in_flight_and_whether_they_are_available() -> Non
     }
 
 
-def test_prompts_count_with_what_was_cached_of_them_and_what_was_expected() -> None:
+def test_usage_counts_with_what_was_cached_and_what_was_expected() -> None:
     metrics = metrics_of(FakeFleet())
-    metrics.prompt("llama", "a", 1000, 900, 800.5)
-    metrics.prompt("llama", "a", 500, 0, 16.0)
-    metrics.prompt("unlisted", "b", 10, 4, 0.0)
+    metrics.usage("llama", "a", Usage(1000, 900, 20, 64), 800.5)
+    metrics.usage("llama", "a", Usage(500, 0, 5), 16.0)
+    metrics.usage("llama", "a", Usage(70, None, 3), None)  # how much was cached is unknown, not nothing
+    metrics.usage("unlisted", "b", Usage(10, 4, None), None)  # nobody looked what was believed
     record(metrics)
     here, there = labelled(pool="llama", backend="a"), labelled(pool="other", backend="b")
     assert scrape(metrics, "stickyroute_prompt_tokens_total") == {here: 1500, there: 10}
     assert scrape(metrics, "stickyroute_cached_tokens_total") == {here: 900, there: 4}
+    assert scrape(metrics, "stickyroute_written_tokens_total") == {here: 64, there: 0}
+    assert scrape(metrics, "stickyroute_predicted_prompt_tokens_total") == {here: 1500, there: 0}
     assert scrape(metrics, "stickyroute_expected_cached_tokens_total") == {here: 816.5, there: 0}
+    assert scrape(metrics, "stickyroute_answer_tokens_total") == {here: 28, there: 0}
+
+
+def test_money_is_counted_by_the_price_table_from_when_it_is_there() -> None:
+    """A million at 2.0: a cached token saves 0.9 of it, a newly cached one costs 0.25 of it more."""
+    metrics = metrics_of(FakeFleet(models=("llama", "other-model")))
+    of_a = labelled(pool="llama", backend="a")
+    metrics.usage("llama", "a", Usage(1_000_000, 500_000, 1, 100_000), None)
+    assert scrape(metrics, "stickyroute_cost_saved_total") == {}
+    metrics.price(Prices({"llama": 2e-6, "*": 1e-6}, 0.1, 1.25))
+    metrics.usage("llama", "a", Usage(1_000_000, 500_000, 1, 100_000), None)
+    metrics.usage("other-model", "b", Usage(1_000_000, 1_000_000, 1), None)
+    saved = scrape(metrics, "stickyroute_cost_saved_total")
+    assert saved[of_a] == pytest.approx(0.9)
+    assert saved[labelled(pool="other-model", backend="b")] == pytest.approx(0.9)
+    assert scrape(metrics, "stickyroute_cost_of_writing_total")[of_a] == pytest.approx(0.05)
+
+
+def test_ttft_by_the_length_of_the_prompt() -> None:
+    metrics = metrics_of(FakeFleet())
+    for tokens in (0, 1024, 1025, 9000, 32768, 32769, 1e6):
+        record(metrics, prompt_tokens=tokens, ttft_s=0.5)
+    record(metrics, prompt_tokens=3, ttft_s=None)
+    counts = scrape(metrics, "stickyroute_ttft_by_prompt_seconds_count")
+    assert {dict(labels)["prompt"]: count for labels, count in counts.items()} == {
+        "1k": 2, "4k": 1, "8k": 0, "16k": 1, "32k": 1, "more": 2,
+    }  # fmt: skip
+    assert {dict(labels)["pool"] for labels in counts} == {"llama"}
+
+
+def test_time_between_tokens() -> None:
+    metrics = metrics_of(FakeFleet())
+    record(metrics, inter_token_s=0.02)
+    record(metrics)
+    of_a = labelled(pool="llama", backend="a")
+    assert scrape(metrics, "stickyroute_inter_token_seconds_count") == {of_a: 1}
+    assert scrape(metrics, "stickyroute_inter_token_seconds_sum") == {of_a: 0.02}
+
+
+def test_states_of_backends() -> None:
+    fleet = FakeFleet()
+    fleet.states[1] = {"operator": "draining", "health": "unhealthy", "ejected": True, "paused_s": 1.5}
+    metrics = metrics_of(fleet)
+    metrics.ejected("b")
+    metrics.ejected("b")
+    states = scrape(metrics, "stickyroute_backend_state")
+    assert {dict(labels)["state"] for labels, value in states.items() if value} == {
+        "draining", "unhealthy", "ejected", "paused",
+    }  # fmt: skip
+    assert {dict(labels)["backend"] for labels, value in states.items() if value} == {"b"}
+    assert scrape(metrics, "stickyroute_backend_ejections_total") == {labelled(backend="b"): 2}
+
+
+def test_the_ring_and_its_changes() -> None:
+    fleet = FakeFleet()
+    metrics = metrics_of(fleet)
+    metrics.members_changed(0.25)
+    metrics.members_changed(0.125)
+    assert scrape(metrics, "stickyroute_fleet_changes_total") == {(): 2}
+    assert scrape(metrics, "stickyroute_moved_keys_share_total") == {(): 0.375}
+    assert scrape(metrics, "stickyroute_backend_effective_weight")[labelled(backend="a")] == 1.0
+    print_of_ring = scrape(metrics, "stickyroute_ring_fingerprint")[()]
+    fleet.fingerprint = "1123456789abcdef"
+    assert scrape(metrics, "stickyroute_ring_fingerprint")[()] != print_of_ring
+    assert print_of_ring == int(print_of_ring)
+
+
+def test_what_others_keep_is_shown_while_there_is_somebody_to_ask() -> None:
+    metrics = metrics_of(FakeFleet())
+    assert b"config_generation" not in text_of(metrics)
+    ask_everybody(metrics)
+    assert scrape(metrics, "stickyroute_config_reloads_total") == {
+        labelled(result="applied"): 3,
+        labelled(result="refused"): 1,
+    }
+    assert scrape(metrics, "stickyroute_config_last_reload_failed") == {(): 1}
+    assert scrape(metrics, "stickyroute_prefix_break_tokens_total") == {
+        labelled(place="system", kind="clock"): 2000
+    }
+    assert scrape(metrics, "stickyroute_shadow_decisions_total") == {
+        labelled(policy="sticky", same="yes"): 7,
+        labelled(policy="sticky", same="no"): 3,
+    }
+    assert scrape(metrics, "stickyroute_access_log_dropped_total") == {(): 5}
 
 
 def test_what_is_learned_of_backends_is_shown() -> None:
@@ -252,11 +356,11 @@ def test_model_names_of_clients_fold_into_other() -> None:
     metrics = metrics_of(FakeFleet())
     record(metrics)
     record(metrics, pool="typo")
-    before = generate_latest(metrics.registry).count(b"\n")
+    before = text_of(metrics).count(b"\n")
     for number in range(5000):
         record(metrics, pool=f"model-{number}")
     record(metrics, pool="x" * 1_000_000)
-    after = generate_latest(metrics.registry)
+    after = text_of(metrics)
     assert after.count(b"\n") == before
     assert b"model-" not in after
     assert len(metrics._known) == 1, "names that clients made up are not remembered"
@@ -289,11 +393,11 @@ def test_a_backend_that_leaves_takes_its_series_with_it_and_may_return() -> None
     record(metrics)
     record(metrics, backend="b")
     metrics.upstream_failures("b", "upstream_died")
-    assert b'backend="b"' in generate_latest(metrics.registry)
+    assert b'backend="b"' in text_of(metrics)
     fleet.list("a")
-    assert b'backend="b"' not in generate_latest(metrics.registry)
+    assert b'backend="b"' not in text_of(metrics)
     record(metrics, backend="b")  # a request that was still running on it
-    assert b'backend="b"' not in generate_latest(metrics.registry)
+    assert b'backend="b"' not in text_of(metrics)
     fleet.list("a", "b")
     record(metrics, backend="b")
     of_b = labelled(pool="llama", backend="b", status="2xx", reason="home")
@@ -309,7 +413,7 @@ def test_a_model_that_nobody_lists_any_more_takes_its_series_with_it_and_makes_r
         record(metrics, pool=name)
     record(metrics, pool="", backend="")
     fleet.models = ["m0", "new"]
-    generate_latest(metrics.registry)
+    text_of(metrics)
     record(metrics, pool="new")
     record(metrics, pool="m1")  # a request that was still running
     pools = {
@@ -319,6 +423,17 @@ def test_a_model_that_nobody_lists_any_more_takes_its_series_with_it_and_makes_r
 
 
 # The form of the output.
+
+
+def ask_everybody(metrics: Metrics) -> None:
+    """A source for every figure that others keep."""
+    sources = metrics.sources
+    sources.config = lambda: ConfigFigures(4, 3, 1, 1.8e9, True)
+    sources.breaks = lambda: [PrefixBreaks("system", "clock", 4, 2000.0)]
+    sources.shadow = lambda: ShadowFigures("sticky", 10, 7, 1000.0, 800.0, 600.0, 1.2, 1.1)
+    sources.log_lines_dropped = lambda: 5
+    sources.spans_dropped = lambda: 0
+    sources.held_requests = lambda: 2
 
 
 def busy() -> Metrics:
@@ -331,8 +446,15 @@ def busy() -> Metrics:
         metrics.upstream_failures(backend.name, "upstream_died")
     metrics.retries("stale")
     metrics.decisions("warm")
-    fleet.samples[0] = Sample(kv_utilization=0.5, running=3, waiting=0), monotonic()
+    fleet.samples[0] = (
+        Sample(kv_utilization=0.5, running=3, waiting=0, preemptions=1, queries_tokens=9, hits_tokens=4),
+        monotonic(),
+    )
     metrics.decision_time(1e-5)
+    metrics.ejected("a")
+    metrics.price(Prices({"*": 1e-6}, 0.1, 1.25))
+    metrics.lag.observe(0.002)
+    ask_everybody(metrics)
     return metrics
 
 
@@ -342,7 +464,7 @@ def test_labels_are_escaped() -> None:
 
 
 def test_promtool_or_the_parser_accepts_the_output() -> None:
-    output = generate_latest(busy().registry)
+    output = text_of(busy())
     try:
         checked = subprocess.run(
             [PROMTOOL, "check", "metrics"], input=output, capture_output=True, check=False

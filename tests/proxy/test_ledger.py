@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stickyroute.http.relay import CLIENT_LEFT, COMPLETE
+from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage
 from stickyroute.proxy.ledger import Ledger, Observer
 
@@ -29,15 +30,16 @@ class Exchange(SimpleNamespace):
     def __init__(self, **changes: Any) -> None:
         super().__init__(
             request=SimpleNamespace(started_s=0.0, wire_bytes=10, request_id=b"r", method=b"POST"),
-            route=SimpleNamespace(template="/v1/chat/completions"),
+            route=SimpleNamespace(template="/v1/chat/completions", shape=Shape.CHAT),
             pool=SimpleNamespace(label="m"),
             keys=SimpleNamespace(affinity=1, source="header:x-user-id"),
-            lease=Lease(),
+            lease=Lease(keys=SimpleNamespace(chain=(1,))),
             slot=0,
             status=200,
             reason="home",
             streams=False,
             asks_stream=False,
+            looking=False,
             first_byte_s=0.0,
             first_token_s=0.0,
             bytes_out=5,
