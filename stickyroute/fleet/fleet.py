@@ -32,7 +32,8 @@ class Fleet(Standing):
 
     `loads` is what policies see. `in_flight` (requests) and `available` (0 or 1) are indexed by slot, for
     others to read; they grow in place. A slot without a member counts as available. Every backend is presumed
-    well until something says otherwise. Raises ValueError for a name given twice.
+    well until something says otherwise. `changes` counts those of members or weights since the start, `moved_share`
+    sums up the parts of all keys, 0 to 1, that they gave another home. Raises ValueError for a name given twice.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Fleet(Standing):
         self._points = Points(vnodes)
         self._pools = Pools(self._points, self.loads, self.available, tuning.bytes_per_token)
         self.generation = 0
+        self.changes = 0
+        self.moved_share = 0.0
         self.apply(self.plan(specs), 0.0)
 
     # Which backends.
@@ -114,6 +117,9 @@ class Fleet(Standing):
         removed = tuple(before.values())
         if not (added or changed or removed):
             return Applied((), (), ())
+        if self.generation:
+            self.changes += 1
+            self.moved_share += plan.moved_share
         self._members.put(backends)
         self.generation += 1
         self._pools.place(self.backends, ring, self._listed.served)

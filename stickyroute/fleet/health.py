@@ -53,6 +53,8 @@ class HealthBook:
         """Who is not simply well: of any other, an answer need not be told."""
         self._panic: set[int] = set()
         self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self.ejections: dict[int, int] = {}
+        """How often each slot was ejected, by whoever was in it."""
         self.rejoined: list[int] = []
         """Slots that came back since somebody emptied the list."""
         self.emptied: list[int] = []
@@ -349,6 +351,7 @@ class HealthBook:
             record.ejected_why = f"{told}{f' ({why})' if why else ''}"
             # Trials that fail are the same story, and would fill a log.
             self._tell(now_s, slot, "ejected", record.ejected_why)
+            self.ejections[slot] = self.ejections.get(slot, 0) + 1
         record.ejected, record.trying, record.cause = True, False, outcome
         record.trial_good, record.trial_since_s = 0, None
         record.failures = record.silent = 0

@@ -164,6 +164,10 @@ class Standing:
         """What about its engine costs its users time, with the flag to set."""
         return self._warnings.of(slot)
 
+    def ejections(self, slot: int) -> int:
+        """How often backends in this slot were taken out for what their answers were."""
+        return self._health.ejections.get(slot, 0)
+
     def warming(self, slot: int) -> float:
         """How far its slow start is, 0 to 1."""
         return self._rooms.warming(slot, self._now_s)

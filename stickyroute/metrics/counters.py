@@ -119,12 +119,9 @@ class Counters:
         self.by_prompt: dict[str, list[Histogram]] = {}
         self.retries_by_kind: dict[str, int] = {}
         self.failures: dict[tuple[str, str], int] = {}
-        self.ejections: dict[str, int] = {}
         self.decisions_by_reason: dict[str, int] = {}
         self.decision = Histogram(DECISION_BUCKETS_S)
         self.lag = Histogram(LAG_BUCKETS_S)
-        self.fleet_changes = 0
-        self.moved_share = 0.0
         self._prices = _FREE
         self._known: dict[_Key, _Series] = {}
         self._pools: set[str] = set()
@@ -200,19 +197,9 @@ class Counters:
         key = (backend, kind)
         self.failures[key] = self.failures.get(key, 0) + 1
 
-    def ejected(self, backend: str) -> None:
-        """Count one time that a backend was taken out for what its answers were."""
-        self.ejections[backend] = self.ejections.get(backend, 0) + 1
-
     def decision_time(self, seconds: float) -> None:
         """Observe how long one routing decision took."""
         self.decision.observe(seconds)
-
-    def members_changed(self, moved_share: float) -> None:
-        """Count one change of the fleet's members or weights; `moved_share` is the part, 0 to 1, of all keys that got
-        another home."""
-        self.fleet_changes += 1
-        self.moved_share += moved_share
 
     def price(self, prices: Prices) -> None:
         """Count money by these from now on."""
@@ -268,8 +255,6 @@ class Counters:
             del self.traffic[pair]
         for failure in [failure for failure in self.failures if failure[0] not in backends]:
             del self.failures[failure]
-        for name in [name for name in self.ejections if name not in backends]:
-            del self.ejections[name]
         for label in [label for label in self.by_prompt if label not in pools]:
             del self.by_prompt[label]
 

@@ -28,7 +28,7 @@ def fleet_families(counters: Counters) -> Iterator[Family]:
     yield from _state_families(counters)
     yield from _engine_families(counters.fleet)
     yield from _learned_families(counters.fleet)
-    yield from _ring_families(counters)
+    yield from _ring_families(counters.fleet)
 
 
 def _state_families(counters: Counters) -> Iterator[Family]:
@@ -36,6 +36,7 @@ def _state_families(counters: Counters) -> Iterator[Family]:
     in_flight: _Rows = []
     available: _Rows = []
     states: _Rows = []
+    warnings: _Rows = []
     for backend in fleet.backends:
         slot, name = backend.slot, backend.name
         in_flight.append(((name,), fleet.in_flight[slot]))
@@ -48,6 +49,7 @@ def _state_families(counters: Counters) -> Iterator[Family]:
             "paused" if state.paused_s > 0 else "",
         )
         states += [((name, word), 1 if word in words else 0) for word in STATES]
+        warnings += [((name, warning.code), 1) for warning in fleet.warnings(slot)]
     yield gauge(
         "stickyroute_backend_in_flight", "Requests in flight on the backend now.", _BACKEND, in_flight
     )
@@ -63,11 +65,17 @@ def _state_families(counters: Counters) -> Iterator[Family]:
         ("backend", "state"),
         states,
     )
+    yield gauge(
+        "stickyroute_backend_warnings",
+        "1 for each thing about the backend's engine that costs its users time.",
+        ("backend", "code"),
+        warnings,
+    )
     yield counter(
         "stickyroute_backend_ejections",
         "Times the backend was taken out for what its answers were.",
         _BACKEND,
-        [((name,), count) for name, count in counters.ejections.items()],
+        [((backend.name,), fleet.ejections(backend.slot)) for backend in fleet.backends],
     )
     yield counter(
         "stickyroute_upstream_failures",
@@ -168,22 +176,22 @@ def _learned_families(fleet: Fleet) -> Iterator[Family]:
     )
 
 
-def _ring_families(counters: Counters) -> Iterator[Family]:
+def _ring_families(fleet: Fleet) -> Iterator[Family]:
     yield gauge(
         "stickyroute_ring_fingerprint",
         "A number that two replicas have in common if and only if they agree on every home.",
         (),
-        [((), int(counters.fleet.fingerprint[:_FINGERPRINT_DIGITS], 16))],
+        [((), int(fleet.fingerprint[:_FINGERPRINT_DIGITS], 16))],
     )
     yield counter(
         "stickyroute_fleet_changes",
         "Changes of members or weights since the start.",
         (),
-        [((), counters.fleet_changes)],
+        [((), fleet.changes)],
     )
     yield counter(
         "stickyroute_moved_keys_share",
         "Sum over those changes of the part, 0 to 1, of all keys that got another home.",
         (),
-        [((), counters.moved_share)],
+        [((), fleet.moved_share)],
     )

@@ -27,6 +27,8 @@ class FakeFleet:
         self.samples: dict[int, tuple[Sample, float]] = {}
         self.states: dict[int, dict[str, Any]] = {}
         self.fingerprint = "0123456789abcdef"
+        self.changes = 2
+        self.moved_share = 0.375
         self.list(*backends)
 
     def list(self, *names: str) -> None:
@@ -52,6 +54,12 @@ class FakeFleet:
         return SimpleNamespace(
             **{"operator": "active", "health": "healthy", "ejected": False, "paused_s": 0.0} | words
         )
+
+    def ejections(self, slot: int) -> int:
+        return 2 * slot
+
+    def warnings(self, slot: int) -> tuple[Any, ...]:
+        return (SimpleNamespace(code="kv_full"),) if slot else ()
 
     def pool(self, model: str | None) -> Any:
         return SimpleNamespace(label=model) if model in self.models else None
@@ -266,21 +274,18 @@ def test_states_of_backends() -> None:
     fleet = FakeFleet()
     fleet.states[1] = {"operator": "draining", "health": "unhealthy", "ejected": True, "paused_s": 1.5}
     metrics = metrics_of(fleet)
-    metrics.ejected("b")
-    metrics.ejected("b")
     states = scrape(metrics, "stickyroute_backend_state")
     assert {dict(labels)["state"] for labels, value in states.items() if value} == {
         "draining", "unhealthy", "ejected", "paused",
     }  # fmt: skip
     assert {dict(labels)["backend"] for labels, value in states.items() if value} == {"b"}
-    assert scrape(metrics, "stickyroute_backend_ejections_total") == {labelled(backend="b"): 2}
+    assert scrape(metrics, "stickyroute_backend_ejections_total")[labelled(backend="b")] == 2
+    assert scrape(metrics, "stickyroute_backend_warnings") == {labelled(backend="b", code="kv_full"): 1}
 
 
 def test_the_ring_and_its_changes() -> None:
     fleet = FakeFleet()
     metrics = metrics_of(fleet)
-    metrics.members_changed(0.25)
-    metrics.members_changed(0.125)
     assert scrape(metrics, "stickyroute_fleet_changes_total") == {(): 2}
     assert scrape(metrics, "stickyroute_moved_keys_share_total") == {(): 0.375}
     assert scrape(metrics, "stickyroute_backend_effective_weight")[labelled(backend="a")] == 1.0
@@ -451,7 +456,6 @@ def busy() -> Metrics:
         monotonic(),
     )
     metrics.decision_time(1e-5)
-    metrics.ejected("a")
     metrics.price(Prices({"*": 1e-6}, 0.1, 1.25))
     metrics.lag.observe(0.002)
     ask_everybody(metrics)
