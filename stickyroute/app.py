@@ -25,7 +25,7 @@ from stickyroute.errors import ConfigError
 from stickyroute.fleet import Fleet
 from stickyroute.http.server import Server
 from stickyroute.http.sweeper import Sweeper
-from stickyroute.live.build import backend_specs, gateway_keys, limits_of, listener_tls, tuning_of
+from stickyroute.live.build import backend_specs, gateway_keys, limits_of, listener_tls, rules_of, tuning_of
 from stickyroute.live.live import Live, Origin, Parts
 from stickyroute.live.reload import Reloader
 from stickyroute.live.targets import Targets
@@ -55,9 +55,11 @@ class App:
 
     def __init__(self, settings: Settings, origin: Origin | None = None) -> None:
         self.live = Live(settings, origin)
-        self.fleet = Fleet(backend_specs(settings), settings.ring.vnodes, tuning_of(settings))
+        self.fleet = Fleet(
+            backend_specs(settings), settings.ring.vnodes, tuning_of(settings), rules_of(settings)
+        )
         self.metrics = Metrics(self.fleet, __version__)
-        self.insight = Insight(settings, self.fleet)
+        self.insight = Insight(settings, self.fleet, self.metrics)
         self.live.on_change.append(self.insight.retune)
         self.observers: list[Observer] = [*self.insight.observers]  # of an exchange that is over
         self.witnesses: list[Witness] = [*self.insight.witnesses]  # of one that was sent
@@ -145,6 +147,7 @@ class App:
         try:
             await self._open_admin()
             watches.start()
+            self.insight.start()
             discovery.start()
             if settings.discovery:
                 await discovery.first_round(_FIRST_ROUND_S)
@@ -180,6 +183,7 @@ class App:
             )
         if self._watches is not None:
             await self._watches.stop()
+        await self.insight.stop()
         if self._targets is not None:
             await self._targets.close()
         if self._sweeper is not None:
@@ -198,6 +202,7 @@ class App:
                     fleet=self.fleet,
                     explainer=self._explainer,
                     decisions=self.insight.decisions,
+                    doctor=self.insight.doctor,
                     config=self.live,
                     metrics=self.metrics,
                     settings=lambda: self.settings,

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
-from stickyroute.control import config, decisions, events, explain, operate, pages
+from stickyroute.control import config, decisions, doctor, events, explain, operate, pages
 from stickyroute.control.answers import errors_in_json, json_answer
 from stickyroute.control.auth import GUARD, Guard
 from stickyroute.control.deps import Deps
@@ -23,7 +23,7 @@ from stickyroute.metrics import content_type
 __all__ = ["build_admin"]
 
 
-FEATURES: tuple[Any, ...] = (config, decisions, events, explain, operate, pages)
+FEATURES: tuple[Any, ...] = (config, decisions, doctor, events, explain, operate, pages)
 """Modules with `add_routes(app, deps)`, in any order; one whose part of `deps` is None adds nothing."""
 
 

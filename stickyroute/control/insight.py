@@ -9,6 +9,7 @@ from __future__ import annotations
 from stickyroute.control.decisions import Decisions
 from stickyroute.control.doctor import Ward
 from stickyroute.fleet import Fleet
+from stickyroute.metrics import Metrics
 from stickyroute.proxy import Observer, Witness
 from stickyroute.settings import Settings
 
@@ -18,9 +19,10 @@ __all__ = ["Insight"]
 class Insight:
     """Made before the proxy, which gets `observers` and `witnesses`."""
 
-    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, metrics: Metrics) -> None:
         self.decisions = Decisions(fleet, settings.decisions)
         self.doctor = Ward(settings, fleet)
+        metrics.sources.breaks = self.doctor.breaks
         self.observers: list[Observer] = [self.decisions.record]
         self.witnesses: list[Witness] = [self.doctor.offer]
 

@@ -130,7 +130,7 @@ def _content(content: object, billed: bool) -> str:
         if isinstance(text, str):
             if not (billed and text.startswith(_BILLING)):
                 pieces.append(text)
-        elif isinstance(part, dict) and part.get("type") in MEDIA:
+        elif isinstance(part, dict) and _is_media(part.get("type")):
             pieces.append(media_text(part))
         elif isinstance(part, dict) and _UNREAD in part:
             pieces.append(_spelt({key: value for key, value in part.items() if key != _UNREAD}))
@@ -145,3 +145,7 @@ def _spelt(value: object) -> str:
         return orjson.dumps(value).decode()
     except TypeError:  # nested too deep, or numbers of more than 64 bits
         return bounded_json(value, 1 << 16)
+
+
+def _is_media(kind: object) -> bool:
+    return isinstance(kind, str) and kind in MEDIA

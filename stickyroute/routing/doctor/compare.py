@@ -31,6 +31,7 @@ REWRITTEN: Final = "rewritten history"
 OTHER: Final = "other"
 
 _SHARED_BYTES: Final = 32  # later text in common that is no coincidence, as an "ok" would be
+_LEAST_BYTES: Final = 64  # a block of an engine's: who loses less loses nothing
 
 
 class Line(NamedTuple):
@@ -76,8 +77,8 @@ def compare(old: Line, new: Line, parts: Sequence[Segment]) -> tuple[int, Break 
             later = _later(old, new, at)
             if kind == CHANGED_TOOLS and not later and not _next_same(old, new, at):
                 return before + offset, None
-            lost = rest + (later if rest + offset >= b.size else 0)
-            return before + offset, Break(place, index, offset, kind, lost)
+            lost = rest + (later if rest + offset >= b.size or kind == CHANGED_TOOLS else 0)
+            return before + offset, _if_worth(Break(place, index, offset, kind, lost))
     offset = BLOCKS.ends[same - 1] if same else 0
     later = _later(old, new, at)
     if later < _SHARED_BYTES:
@@ -85,7 +86,11 @@ def compare(old: Line, new: Line, parts: Sequence[Segment]) -> tuple[int, Break 
     kind = _by_neighbours(old, new, at, place)
     if new.raws[at] in old.raws[at + 1 :]:
         later += new.sizes[at]
-    return before + offset, Break(place, index, offset, kind, later)
+    return before + offset, _if_worth(Break(place, index, offset, kind, later))
+
+
+def _if_worth(broken: Break) -> Break | None:
+    return broken if broken.lost_bytes >= _LEAST_BYTES else None
 
 
 def _by_traits(a: Traits, b: Traits, place: str, text: bytes, offset: int) -> tuple[str, int, int] | None:
@@ -96,13 +101,16 @@ def _by_traits(a: Traits, b: Traits, place: str, text: bytes, offset: int) -> tu
             return JSON_KEYS, offset, b.size - offset
         if a.tools and len(a.tools) == len(b.tools) and sorted(a.tools) == sorted(b.tools):
             return REORDERED_TOOLS, offset, b.size - offset
+    kind = None
     if a.untimed == b.untimed:
-        return TIME, _exact(text, offset, end, TIME), b.size - offset
-    if a.unnamed == b.unnamed:
-        return ID, _exact(text, offset, end, ID), b.size - offset
-    if a.steady == b.steady:
+        kind = TIME
+    elif a.unnamed == b.unnamed:
+        kind = ID
+    elif a.steady == b.steady:
         kind = _first_kind(text, offset, end)
-        return kind, _exact(text, offset, end, kind), b.size - offset
+    if kind is not None:
+        at = _exact(text, offset, end, kind)
+        return kind, at, b.size - at
     if a.spaced == b.spaced:
         return WHITESPACE, offset, b.size - offset
     if a.words and a.words == b.words:
