@@ -35,6 +35,7 @@ BOUNDED_RING_LOAD_FACTOR: Final = (
     1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
 )
 BOUNDED_RING_FLOOR: Final = 2  # requests: with next to no load, a second request is no reason to leave home
+BOUNDED_RING_WARM_S: Final = 60.0  # somebody who reads an answer and types the next question
 STICKY_TOLERANCE: Final = 0.03  # costs are estimates; more costs a prompt nobody holds its best backend
 STICKY_BOUND: Final = 4.0
 STICKY_FLOOR_TOKENS: Final = 32_768  # a long prompt or two are no overload
@@ -88,5 +89,19 @@ EVENTS_RANKS: Final = 1
 PROBE_INTERVAL_S: Final = 2.0  # on a busy fleet the traffic answers it, so it costs little
 PROBE_TIMEOUT_S: Final = 2.0
 PROBE_FIRST_BYTE_S: Final = 30.0  # a prompt of 100,000 tokens takes a small GPU about as long
+HEALTH_RISE: Final = 2
+HEALTH_FALL: Final = 3  # one slow probe of a busy engine is nothing
+HEALTH_EJECT_AFTER: Final = 5  # Envoy's; one client's poison is seldom five in a row
+HEALTH_SILENT_AFTER: Final = 3
+HEALTH_EJECT_FIRST_S: Final = 1.0
+HEALTH_EJECT_LAST_S: Final = 30.0
+HEALTH_RECOVER: Final = 2  # answers
+HEALTH_PANIC: Final = 0.5  # Envoy's
+ROOM_KV_MARK: Final = 0.8  # above, engines evict what others would hit, then preempt
+ROOM_WAITING_MARK: Final = 5.0
+ROOM_WAITING_FULL: Final = 20.0
+ROOM_FLOOR: Final = 0.1
+ROOM_COOL_DOWN_S: Final = 15.0  # three samples
+ROOM_SLOW_START_S: Final = 30.0
 HOLD_REQUESTS: Final = 0  # off: who balances load over several proxies wants to know at once
 HOLD_WAIT_S: Final = 5.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from stickyroute import defaults
 from stickyroute.fleet.states import Operator
 
 __all__ = ["Event", "Health", "HealthRules", "Outcome", "Record"]
@@ -41,15 +42,15 @@ class HealthRules:
     (or one each `trial_s`). `panic`: part of a group, 0 to 1. `busy_s`: the pause after a busy answer that names
     none, `busy_limit_s` the longest. All times in seconds."""
 
-    rise: int = 2
-    fall: int = 3
-    eject_after: int = 5
-    silent_after: int = 3
-    eject_first_s: float = 1.0
-    eject_last_s: float = 30.0
-    recover: int = 2
+    rise: int = defaults.HEALTH_RISE
+    fall: int = defaults.HEALTH_FALL
+    eject_after: int = defaults.HEALTH_EJECT_AFTER
+    silent_after: int = defaults.HEALTH_SILENT_AFTER
+    eject_first_s: float = defaults.HEALTH_EJECT_FIRST_S
+    eject_last_s: float = defaults.HEALTH_EJECT_LAST_S
+    recover: int = defaults.HEALTH_RECOVER
     trial_s: float = 10.0
-    panic: float = 0.5
+    panic: float = defaults.HEALTH_PANIC
     busy_s: float = 1.0
     busy_limit_s: float = 30.0
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
 
+from stickyroute.defaults import ROOM_KV_MARK
 from stickyroute.fleet.sample import Sample
-from stickyroute.routing.cost import KV_HIGH_WATER
 from stickyroute.routing.recent import Recent
 
 __all__ = ["CODES", "BackendWarning", "WarningRules", "Warnings"]
@@ -71,7 +71,7 @@ class WarningRules:
     """`preemptions`: in about a minute. `kv_mark` (0 to 1) for longer than `kv_full_s` seconds. `hit_rate`: 0 to 1."""
 
     preemptions: float = 3.0
-    kv_mark: float = KV_HIGH_WATER
+    kv_mark: float = ROOM_KV_MARK
     kv_full_s: float = 60.0
     hit_rate: float = 0.3
 

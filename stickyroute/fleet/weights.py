@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stickyroute import defaults
 from stickyroute.fleet.sample import Sample
-from stickyroute.routing.cost import KV_HIGH_WATER
 from stickyroute.routing.loads import Loads
 
 __all__ = ["RoomRules", "Rooms", "room_of"]
@@ -30,14 +30,14 @@ class RoomRules:
     above 0. `hysteresis`: of utilization, and the same part of `waiting_full`. `sample_limit_s`: older figures fade
     over as long again. `slow_start_s`: how long one that (re)joins is warmed up; 0 for not at all."""
 
-    kv_mark: float = KV_HIGH_WATER
-    waiting_mark: float = 5.0
-    waiting_full: float = 20.0
-    floor: float = 0.1
+    kv_mark: float = defaults.ROOM_KV_MARK
+    waiting_mark: float = defaults.ROOM_WAITING_MARK
+    waiting_full: float = defaults.ROOM_WAITING_FULL
+    floor: float = defaults.ROOM_FLOOR
     hysteresis: float = 0.1
-    cool_down_s: float = 15.0
-    sample_limit_s: float = 15.0
-    slow_start_s: float = 30.0
+    cool_down_s: float = defaults.ROOM_COOL_DOWN_S
+    sample_limit_s: float = 3 * defaults.SCRAPE_INTERVAL_S
+    slow_start_s: float = defaults.ROOM_SLOW_START_S
 
 
 def room_of(kv: float, waiting: float, rules: RoomRules) -> float:

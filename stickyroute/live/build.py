@@ -10,7 +10,15 @@ import ssl
 from collections.abc import Iterator, Sequence
 
 from stickyroute.errors import ConfigError
-from stickyroute.fleet import BackendSpec, Fleet, Tuning
+from stickyroute.fleet import (
+    BackendSpec,
+    Fleet,
+    FleetRules,
+    HealthRules,
+    RoomRules,
+    Tuning,
+    WarningRules,
+)
 from stickyroute.http.limits import Limits
 from stickyroute.routing.keys import Needs
 from stickyroute.routing.router import Router
@@ -27,6 +35,7 @@ __all__ = [
     "limits_of",
     "listener_tls",
     "load_certificate",
+    "rules_of",
     "tuning_of",
 ]
 
@@ -64,6 +73,33 @@ def tuning_of(settings: Settings) -> Tuning:
         kv_tokens=sticky.kv_tokens,
         bytes_per_token=sticky.bytes_per_token,
         kappa=sticky.kappa,
+    )
+
+
+def rules_of(settings: Settings) -> FleetRules:
+    """When a backend is out, and how much room it has."""
+    health, room = settings.health, settings.room
+    return FleetRules(
+        health=HealthRules(
+            rise=health.rise,
+            fall=health.fall,
+            eject_after=health.eject_after,
+            silent_after=health.silent_after,
+            eject_first_s=health.eject_first_s,
+            eject_last_s=max(health.eject_first_s, health.eject_last_s),
+            recover=health.recover,
+            panic=health.panic,
+        ),
+        room=RoomRules(
+            kv_mark=room.kv_mark,
+            waiting_mark=room.waiting_mark,
+            waiting_full=room.waiting_full,
+            floor=room.floor,
+            cool_down_s=room.cool_down_s,
+            sample_limit_s=3 * settings.scrape.interval_s,
+            slow_start_s=room.slow_start_s,
+        ),
+        warnings=WarningRules(kv_mark=room.kv_mark),
     )
 
 

@@ -23,7 +23,7 @@ from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.fleet.plan import Plan
 from stickyroute.http.limits import Limits
 from stickyroute.http.sweeper import Sweeper
-from stickyroute.live.build import backend_specs, gateway_keys, limits_of, load_certificate
+from stickyroute.live.build import backend_specs, gateway_keys, limits_of, load_certificate, rules_of
 from stickyroute.live.changes import changes, in_force
 from stickyroute.live.preview import Preview
 from stickyroute.live.targets import Targets
@@ -162,6 +162,7 @@ class Live:
             self._change_members(parts, plan, contexts)
             parts.affinity, parts.router = affinity, router
             parts.proxy.retune(new, affinity, router, routes)
+            parts.fleet.retune(rules_of(new))
             parts.front.retune(gateway_keys(new), frozenset(new.cors.allow_origins), routes)
             parts.limits.become(limits_of(new))
             parts.sweeper.retune(parts.limits.tick_s)

@@ -27,6 +27,7 @@ from stickyroute.settings.checks import (
     split_commas,
 )
 from stickyroute.settings.discovery import DiscoverySettings
+from stickyroute.settings.fleet import HealthSettings, RoomSettings
 from stickyroute.settings.groups import (
     AffinitySettings,
     BackendSettings,
@@ -169,6 +170,10 @@ class Settings(BaseSettings):
     )
     probe: ProbeSettings = Field(
         default_factory=ProbeSettings, description="Asking each backend whether it is well."
+    )
+    health: HealthSettings = Field(default_factory=HealthSettings, description="When a backend is out.")
+    room: RoomSettings = Field(
+        default_factory=RoomSettings, description="How much of its share a backend gets."
     )
     hold: HoldSettings = Field(
         default_factory=HoldSettings, description="Requests that wait while no backend can take them."

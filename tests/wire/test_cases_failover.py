@@ -108,7 +108,7 @@ async def test_b77_a_fleet_with_members_missing_starts_and_adopts_them_later() -
     async with fakes("a", "b", "c") as (a, b, c):
         await b.refuse()
         await c.refuse()
-        async with run_proxy([a, b, c], policy="round_robin") as proxy:
+        async with run_proxy([a, b, c], policy="round_robin", room={"slow_start_s": 0}) as proxy:
             assert (await proxy.admin("/readyz")).status == 200
             assert {(await proxy.ask()).backend for _ in range(5)} == {"a"}
             await b.listen()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from stickyroute.defaults import BOUNDED_RING_WARM_S
 from stickyroute.routing.cost import prompt_tokens
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys
@@ -35,7 +36,9 @@ class BoundedRing(Policy):
     name = "bounded_ring"
     needs = Needs.KEY | Needs.SIZE
 
-    def __init__(self, load_factor: float = 1.25, floor: int = 2, warm_s: float = 60.0) -> None:
+    def __init__(
+        self, load_factor: float = 1.25, floor: int = 2, warm_s: float = BOUNDED_RING_WARM_S
+    ) -> None:
         if not load_factor >= 1 or floor < 1:
             raise ValueError("load_factor and floor must be at least 1")
         self._factor = load_factor
