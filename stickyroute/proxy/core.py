@@ -189,7 +189,7 @@ class Proxy:
         if held is not None:
             slot = self._residence.find(held)
             if slot is not None and slot in pool.view.slots:
-                there = self._fleet.available[slot] and slot not in tried
+                there = self._fleet.takes_pinned(slot) and slot not in tried
                 return Decision(slot, "pinned") if there else None
         return route(keys, pool.view, tried)
 
