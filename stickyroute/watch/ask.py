@@ -33,14 +33,14 @@ _HEAD = (
 
 
 class AskFailed(Exception):
-    """No whole answer came. `refused`: no connection could be made, so that nobody listens there; `late`: it did
-    not come in time. Neither: it broke off, or this machine has nothing to ask with."""
+    """No whole answer came. `refused`: no connection could be made, so that nobody listens there; `ours`: this
+    machine has no descriptor, port or memory to ask with, which says nothing of the backend."""
 
-    def __init__(self, why: str, *, refused: bool = False, late: bool = False) -> None:
+    def __init__(self, why: str, *, refused: bool = False, ours: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.refused = refused
-        self.late = late
+        self.ours = ours
 
 
 class Answer:
@@ -171,7 +171,7 @@ class Asker:
                         # It was closed at the other end meanwhile, as engines do.
                 return await self._ask(await self._connect(), head, limit_bytes)
         except TimeoutError:
-            raise AskFailed("no answer in time", late=True) from None
+            raise AskFailed("no answer in time") from None
 
     def close(self) -> None:
         """Drop every connection."""
@@ -219,7 +219,7 @@ class Asker:
             raise AskFailed(f"cannot be reached: TLS: {error.reason or error}", refused=True) from None
         except OSError as error:
             if error.errno in _OUR_WANT:
-                raise AskFailed(f"cannot be asked: {error}") from None
+                raise AskFailed(f"cannot be asked: {error}", ours=True) from None
             raise AskFailed(f"cannot be reached: {error}", refused=True) from None
         except UnicodeError:
             raise AskFailed("cannot be reached: its host is no name", refused=True) from None

@@ -1,8 +1,7 @@
 """Reads each backend's `/metrics`, or SGLang's `/v1/loads` in its stead, and tells the fleet what stood there.
 
-Owns one task a backend, so that a hung one delays no other, and the HTTP client they share. It decides
-nothing: whether a backend can be reached is not its matter, and a page that does not come leaves the last
-sample as it was, to grow old.
+Owns one task a backend, so that a hung one delays no other. It decides nothing: whether a backend can be reached
+is not its matter, and a page that does not come leaves the last sample as it was, to grow old.
 """
 
 from __future__ import annotations
@@ -10,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-
-import aiohttp
+from collections.abc import Callable
 
 from stickyroute.clock import monotonic
 from stickyroute.fleet import Backend, Fleet
 from stickyroute.fleet.sample import Sample
-from stickyroute.watch.client import Asking, open_session, read_bounded
+from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.engine_loads import read_loads
 from stickyroute.watch.engine_metrics import read_sample
-from stickyroute.watch.supervisor import Supervisor
+from stickyroute.watch.members import Askers, MemberTasks, stretched_s
 
 __all__ = ["ScrapeWatch"]
 
@@ -31,6 +28,8 @@ PAGE_BYTES = 4 * 1024 * 1024
 BACKOFF_LAST_S = 60.0
 """The longest pause while a backend that can be reached has no metrics for us (or the interval, if longer)."""
 JITTER = 0.1
+MOST_A_SECOND = 50.0
+"""Pages of all backends together; with more the interval is stretched."""
 
 
 class ScrapeWatch:
@@ -38,7 +37,8 @@ class ScrapeWatch:
     up to a minute while nothing comes.
 
     `timeout_s` bounds one question, connecting included. `record` takes a backend's slot, the sample and the
-    time it came (monotonic seconds). Raises ConfigError for an unreadable CA file.
+    time it came (monotonic seconds), `heard` slot and time of any answer. Raises ConfigError for an unreadable
+    CA file.
     """
 
     def __init__(
@@ -48,58 +48,59 @@ class ScrapeWatch:
         *,
         interval_s: float,
         timeout_s: float,
+        heard: Callable[[int, float], None] = lambda slot, now_s: None,
+        askers: Askers | None = None,
     ) -> None:
         self._fleet = fleet
         self._record = record
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._scrapes = [_Scrape(backend) for backend in fleet.backends]
-        self._supervisor = Supervisor()
-        self._session: aiohttp.ClientSession | None = None
+        self.interval_s = interval_s
+        self.timeout_s = timeout_s
+        self._heard = heard
+        self._askers = askers if askers is not None else Askers()
+        self._owns_askers = askers is None
+        self._tasks = MemberTasks(fleet, "scrape", self._make, self._keep_scraping)
 
     def start(self) -> None:
         """Begin scraping; must be called on the running loop."""
-        self._session = session = open_session(self._timeout_s)
-        for scrape in self._scrapes:
-            self._supervisor.start(f"scrape:{scrape.backend.name}", self._task(scrape, session))
+        self._tasks.start()
+
+    def sync(self) -> None:
+        """The fleet's members changed."""
+        self._tasks.sync()
 
     async def stop(self) -> None:
         """Stop scraping and close every connection."""
-        await self._supervisor.stop()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._tasks.stop()
+        if self._owns_askers:
+            self._askers.close()
 
-    def _task(self, scrape: _Scrape, session: aiohttp.ClientSession) -> Callable[[], Awaitable[None]]:
-        return lambda: self._keep_scraping(scrape, session)
+    def _make(self, backend: Backend) -> _Scrape:
+        return _Scrape(backend, self._askers.of(backend.spec))
 
-    async def _keep_scraping(self, scrape: _Scrape, session: aiohttp.ClientSession) -> None:
+    async def _keep_scraping(self, scrape: _Scrape) -> None:
         failures = 0
         while True:
-            # An unavailable backend is somebody else's to look for; it is scraped soon after it is back.
-            available = self._fleet.available[scrape.backend.slot]
-            failures = failures + 1 if available and not await self._scrape(scrape, session) else 0
-            longest_s = max(self._interval_s, BACKOFF_LAST_S)
-            pause_s = min(longest_s, self._interval_s * 2.0 ** min(failures, 16))
+            # One that nobody can reach is somebody else's to look for; it is scraped soon after it is back.
+            reachable = not self._fleet.is_refused(scrape.backend.slot)
+            failures = failures + 1 if reachable and not await self._scrape(scrape) else 0
+            every_s = stretched_s(self.interval_s, len(self._tasks), MOST_A_SECOND)
+            pause_s = min(max(every_s, BACKOFF_LAST_S), every_s * 2.0 ** min(failures, 16))
             await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
 
-    async def _scrape(self, scrape: _Scrape, session: aiohttp.ClientSession) -> bool:
+    async def _scrape(self, scrape: _Scrape) -> bool:
         """Ask once; whether a sample came."""
         try:
-            status, page = await _ask(scrape.metrics, session)
+            status, page = await self._ask(scrape, "/metrics")
             if status == 404:
-                return await self._scrape_loads(scrape, session)
-        except TimeoutError:
-            scrape.say("its /metrics did not come in time")
-        except (aiohttp.ClientError, OSError) as error:
-            scrape.say(f"its /metrics cannot be read: {type(error).__name__}")
-        else:
-            return self._answered(scrape, status, page)
-        return False
+                return await self._scrape_loads(scrape)
+        except AskFailed as failure:
+            scrape.say(f"its /metrics cannot be read: {failure.why}")
+            return False
+        return self._answered(scrape, status, page)
 
-    async def _scrape_loads(self, scrape: _Scrape, session: aiohttp.ClientSession) -> bool:
+    async def _scrape_loads(self, scrape: _Scrape) -> bool:
         """The same of an engine without /metrics: SGLang has it off by default, but tells its load."""
-        status, page = await _ask(scrape.loads, session)
+        status, page = await self._ask(scrape, "/v1/loads?include=core")
         sample = read_loads(page) if status == 200 and page is not None else Sample()
         if not sample.dialect:
             scrape.say("it has no /metrics, so its load is not known; SGLang needs --enable-metrics")
@@ -121,22 +122,22 @@ class ScrapeWatch:
         scrape.say(f"its /metrics is read as {sample.dialect}'s", well=True)
         return True
 
+    async def _ask(self, scrape: _Scrape, path: str) -> tuple[int, bytes | None]:
+        answer = await scrape.asker.get(path, timeout_s=self.timeout_s, limit_bytes=PAGE_BYTES)
+        if answer.status == 200:
+            self._heard(scrape.backend.slot, monotonic())
+        return answer.status, answer.body
+
 
 class _Scrape:
     """One backend and how to ask it; remembers what was last said of it, so only changes are logged."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, asker: Asker) -> None:
         self.backend = backend
-        self.metrics = Asking(backend.spec, "/metrics")
-        self.loads = Asking(backend.spec, "/v1/loads?include=core")
+        self.asker = asker
         self._said = ""
 
     def say(self, state: str, *, well: bool = False) -> None:
         if state != self._said:
             self._said = state
             log.log(logging.INFO if well else logging.WARNING, "backend %s: %s", self.backend.name, state)
-
-
-async def _ask(asking: Asking, session: aiohttp.ClientSession) -> tuple[int, bytes | None]:
-    async with asking.get(session) as reply:
-        return reply.status, await read_bounded(reply, PAGE_BYTES)

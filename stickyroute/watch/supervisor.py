@@ -20,7 +20,7 @@ LONGEST_PAUSE_S = 30.0
 
 
 class Supervisor:
-    """A group of tasks with one life: `start` each, `stop` all.
+    """A group of tasks with one life: `start` each, `end` one, `stop` all.
 
     `first_pause_s` and `longest_pause_s` bound the doubling pause before a restart (defaults 0.5 and 30 s);
     each pause is jittered down to half. A task that ran for longer than `longest_pause_s` counts as
@@ -33,6 +33,7 @@ class Supervisor:
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run `run()` as the task `name` until it returns, again when it raises. A name is used once."""
@@ -40,9 +41,17 @@ class Supervisor:
             raise ValueError(f"a task named {name!r} runs already")
         self._tasks[name] = asyncio.create_task(self._keep_running(name, run), name=name)
 
+    def end(self, name: str) -> None:
+        """Cancel one task, without waiting for its end; unknown names are fine. The name is free again."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            task.cancel()
+
     async def stop(self) -> None:
         """Cancel every task and wait until each has ended. Safe to call twice."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._ending]
         self._tasks.clear()
         for task in tasks:
             task.cancel()
