@@ -117,7 +117,8 @@ class Pools:
         if pool is None:
             pool = self._adapting.get(model.partition(":")[0]) or self._unlisted
             if pool is None:
-                return None
+                # With no backend yet nobody can say which models there are not.
+                return None if self._backends else self.anyone
         if not pool.found:
             self._see(pool)
         return pool

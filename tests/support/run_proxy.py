@@ -19,11 +19,14 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.app import App
-from stickyroute.settings import Settings
+from stickyroute.live.live import Origin
+from stickyroute.live.reload import Reloader
+from stickyroute.settings import Settings, load_settings
 from tests.support.fake_backend import FakeBackend
 from tests.support.raw_client import RawClient, Response, request
 
 ROOT = Path(__file__).parents[2]
+_PORTS = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
 Backends = Iterable[FakeBackend | dict[str, Any] | str]
 
 
@@ -63,8 +66,21 @@ class Proxy:
         """A GET on the admin port."""
         async with await RawClient.connect(self.admin_port) as client:
             return await client.ask(
-                request(method="GET", path=path, headers={"Connection": "close"}), method="GET"
+                request(method="GET", path=path, headers={"Connection": "close"}, host="localhost"),
+                method="GET",
             )
+
+    async def put_config(self, text: str, query: str = "", **headers: str) -> Response:
+        """PUT /config on the admin port."""
+        async with await RawClient.connect(self.admin_port) as client:
+            ask = request(
+                text.encode(),
+                method="PUT",
+                path=f"/config{query}",
+                headers={"Connection": "close", "Content-Type": "application/yaml", **headers},
+                host="localhost",
+            )
+            return await client.ask(ask, method="PUT")
 
     async def metrics(self) -> Samples:
         """What a scrape says now."""
@@ -104,10 +120,27 @@ async def run_proxy(backends: Backends, **settings: Any) -> AsyncIterator[Runnin
 
     An exception that reaches the event loop meanwhile, from a callback or a lost task, fails the test.
     """
+    values = {**_PORTS, **settings}
+    async with _running(App(Settings(backends=[entry(backend) for backend in backends], **values))) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def run_configured(path: Path) -> AsyncIterator[RunningProxy]:
+    """A proxy that goes by a file, as `stickyroute serve --config` does, on free ports of 127.0.0.1.
+
+    It looks at the file a hundred times a second.
+    """
+    app = App(load_settings(path, _PORTS), Origin(path, _PORTS))
+    app.reloader = Reloader(app.live, 0.01)
+    async with _running(app) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def _running(app: App) -> AsyncIterator[RunningProxy]:
     unhandled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-    values = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}
-    app = App(Settings(backends=[entry(backend) for backend in backends], **values))
     await app.start()
     try:
         yield RunningProxy(app)

@@ -310,7 +310,8 @@ async def test_a_base_path_is_joined_with_one_slash(slash: str) -> None:
             assert (await proxy.ask(path=f"{CHAT}?q=1")).status == 200
             assert fake.requests[0].target == f"/base/deep{CHAT}?q=1"
             asked = {"/base/deep/v1/models", "/base/deep/metrics"}
-            await fake.until(lambda: {probe.target for probe in fake.probes} == asked)
+            await fake.until(lambda: asked <= {probe.target for probe in fake.probes})
+            assert all(probe.target.startswith("/base/deep/") for probe in fake.probes)
 
 
 async def test_methods_and_paths_that_are_not_ours_touch_no_backend() -> None:

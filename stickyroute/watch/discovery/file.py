@@ -18,11 +18,10 @@ __all__ = ["FileSource"]
 
 
 class FileSource:
-    """The list in `path`, looked at each `poll_s` seconds."""
+    """The list in `path`, looked at each POLL_S seconds."""
 
-    def __init__(self, path: Path, poll_s: float = POLL_S) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._poll_s = poll_s
 
     async def run(self, listener: Listener) -> None:
         watch = FileWatch(self._path)
@@ -30,7 +29,7 @@ class FileSource:
         while True:
             if changed:
                 await self._read(listener)
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(POLL_S)
             changed = watch.changed()
 
     async def _read(self, listener: Listener) -> None:

@@ -1,0 +1,349 @@
+"""A configuration that changes while requests run: what takes effect, what stays, and what a mistake does.
+
+Group H of what broke elsewhere is here, but for discovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.fake_backend import Call, FakeBackend, events, fakes, held, stream
+from tests.support.raw_client import CHAT, chat, request
+from tests.support.run_proxy import RunningProxy, run_configured, run_proxy
+from tests.wire.inside import until
+
+
+def text(*backends: FakeBackend | dict[str, Any], **settings: Any) -> str:
+    entries = [one.settings() if isinstance(one, FakeBackend) else one for one in backends]
+    ports = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
+    return yaml.safe_dump({**ports, "backends": entries, "response_headers": True, **settings})
+
+
+async def homes(proxy: RunningProxy, count: int = 40) -> dict[str, str]:
+    """The backend that answers each of so many sessions."""
+    found = {}
+    async with await proxy.client() as client:
+        for i in range(count):
+            reply = await client.ask(request(headers={"x-session-id": f"s{i}"}))
+            assert reply.status == 200
+            found[f"s{i}"] = reply.backend
+    return found
+
+
+async def config(proxy: RunningProxy) -> dict[str, Any]:
+    told: dict[str, Any] = (await proxy.admin("/fleet")).json["config"]
+    return told
+
+
+async def test_a_backend_that_joins_takes_its_part_of_the_keys_and_no_other_moves() -> None:
+    async with fakes("a", "b", "c") as (a, b, c), run_proxy([a, b], policy="ring") as proxy:
+        await proxy.put_config(text(a, b, policy="ring"))
+        before = await homes(proxy)
+        answer = (await proxy.put_config(text(a, b, c, policy="ring"))).json
+        assert (answer["applied"], answer["added"], answer["needs_restart"]) == (True, ["c"], [])
+        assert 0.2 < answer["moved_share"] == answer["minimum_share"] < 0.5
+        assert answer["summary"].startswith(f"{answer['gains']['c'] * 100:.0f} % of keys move, c gains ")
+        after = await homes(proxy)
+        moved = {session for session in before if before[session] != after[session]}
+        assert moved
+        assert {after[session] for session in moved} == {"c"}
+
+
+async def test_a_preview_changes_nothing() -> None:
+    async with fakes("a", "b") as (a, b), run_proxy([a], policy="ring") as proxy:
+        answer = (await proxy.put_config(text(a, b, policy="random"), "?dry_run=1")).json
+        assert (answer["applied"], answer["added"], answer["generation"]) == (False, ["b"], 1)
+        assert {change["path"]: change["live"] for change in answer["changes"]}["policy"] is True
+        assert proxy.app.settings.policy == "ring"
+        assert [one.name for one in proxy.app.fleet.backends] == ["a"]
+        assert not b.probes
+
+
+async def test_running_streams_go_on_when_their_backend_is_removed_and_when_it_moves() -> None:
+    gate = asyncio.Event()
+    async with fakes("a", "b") as (a, b), run_proxy([a]) as proxy, await proxy.client() as client:
+        a.on(CHAT, held(gate, stream(events(3))))
+        client.send(request(chat(stream=True)))
+        await a.arrived()
+        assert (await proxy.put_config(text(b))).json["removed"] == ["a"]
+        moved = {"name": "b", "url": a.url}  # the name of one and the address of the other
+        b.on(CHAT, held(gate, stream(events(3))))
+        async with await proxy.client() as other:
+            other.send(request(chat(stream=True)))
+            await b.arrived()
+            assert (await proxy.put_config(text(moved))).json["changed"] == ["b"]
+            gate.set()
+            for one in (client, other):
+                reply = await one.response()
+                assert (reply.status, reply.body) == (200, b"".join(events(3)))
+        assert (await proxy.ask()).get("x-stickyroute-backend") == "b"
+        assert len(a.requests) == 2, "under the name of b by now"
+        targets = proxy.app._targets
+        assert targets is not None
+        await until(lambda: not targets._leaving)
+        assert not [c for c in b.open if c in b.used], "connections of who moved are gone"
+
+
+async def test_what_was_learned_survives_a_reload() -> None:
+    """A conversation without any id is found by its last turn, wherever its beginning would send it."""
+    async with fakes("a", "b", "c", "d") as backends, run_proxy(backends, policy="ring") as proxy:
+        app = proxy.app
+        parts = app.live._parts
+        assert parts is not None
+        await homes(proxy, 10)
+        app.fleet.loads.trust[1] = 0.5
+        kept = (
+            parts.affinity.sessions,
+            parts.affinity.anchors,
+            parts.affinity.prefixes,
+            app.fleet.loads,
+            app.fleet.loads.index,
+            app.fleet.available,
+        )
+        answer = (
+            await proxy.put_config(text(*backends, policy="sticky", affinity={"sources": ["prefix"]}))
+        ).json
+        assert answer["needs_restart"] == []
+        assert parts.affinity.needs == parts.router.needs
+        assert kept == (
+            parts.affinity.sessions,
+            parts.affinity.anchors,
+            parts.affinity.prefixes,
+            app.fleet.loads,
+            app.fleet.loads.index,
+            app.fleet.available,
+        )
+        assert app.fleet.loads.trust[1] == 0.5
+        await homes(proxy, 5)
+
+
+async def test_what_needs_a_restart_says_so_and_keeps_its_value() -> None:
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        other = text(
+            fake, listen="127.0.0.1:1", sticky={"index_entries": 4096, "bound": 2}, ring={"vnodes": 7}
+        )
+        answer = (await proxy.put_config(other)).json
+        assert answer["needs_restart"] == ["listen", "sticky.index_entries", "ring.vnodes"]
+        assert "needs a restart: listen, sticky.index_entries, ring.vnodes" in answer["summary"]
+        settings = proxy.app.settings
+        assert (settings.listen, settings.sticky.index_entries, settings.sticky.bound) == (
+            "127.0.0.1:0",
+            262144,
+            2,
+        )
+        assert (await config(proxy))["needs_restart"] == ["listen", "sticky.index_entries", "ring.vnodes"]
+        assert (await proxy.ask()).status == 200
+
+
+async def test_keys_origins_routes_limits_and_log_level_change_at_once() -> None:
+    async with fakes() as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
+        assert (await client.ask(request())).status == 200
+        await proxy.put_config(
+            text(
+                fake,
+                api_keys=[{"name": "team", "key": "sesame"}],
+                cors={"allow_origins": ["https://app.example.com"]},
+                extra_routes=["POST /v1/own"],
+                limits={"body_bytes": 100},
+            )
+        )
+        # On a connection that was there before.
+        assert (await client.ask(request())).status == 401
+        key = {"authorization": "Bearer sesame", "origin": "https://app.example.com"}
+        reply = await client.ask(request(path="/v1/own", headers=key))
+        assert reply.status == 200
+        assert reply.get("access-control-allow-origin") == "https://app.example.com"
+        assert (await client.ask(request(chat("x" * 200), headers=key))).status == 413
+
+
+async def test_a_mistake_changes_nothing_at_all_and_is_told() -> None:
+    """B92: one new backend is right, one is wrong, weights changed: nothing of it is applied."""
+    async with fakes("a", "b") as (a, b), run_proxy([a]) as proxy:
+        await proxy.put_config(text(a))
+        bad = text(a.settings(weight=3), b, {"name": "c", "url": "ftp://x"}, policy="random")
+        answer = await proxy.put_config(bad)
+        assert answer.status == 400
+        assert answer.json["error"]["message"] == "backends[2].url: must start with http:// or https://"
+        assert [one.spec.weight for one in proxy.app.fleet.backends] == [1]
+        assert proxy.app.settings.policy == "bounded_ring"
+        told = await config(proxy)
+        assert (told["generation"], told["last_error"]) == (2, answer.json["error"]["message"])
+        assert (await proxy.ask()).status == 200
+        assert (await proxy.put_config("policy: [ring")).status == 400
+        assert (await proxy.put_config("  ")).status == 400
+        assert (await config(proxy))[
+            "last_error"
+        ] == "body, line 1, column 14: not YAML: expected ',' or ']', but got '<stream end>'"
+        await proxy.put_config(text(a))
+        assert (await config(proxy))["last_error"] is None
+
+
+async def test_a_file_is_followed_through_mistakes_and_back(tmp_path: Path) -> None:
+    """B88: good, broken, good with one more; broken again, and the same good as before."""
+    path = tmp_path / "stickyroute.yaml"
+    async with fakes("a", "b") as (a, b):
+        path.write_text(text(a))
+        async with run_configured(path) as proxy:
+            live = proxy.app.live
+            path.write_text("backends: [")
+            await until(lambda: live.refused == 1)
+            assert (await proxy.ask()).status == 200
+            path.write_text(text(a, b))
+            await until(lambda: live.applied == 1)
+            assert [one.name for one in proxy.app.fleet.backends] == ["a", "b"]
+            path.write_text("backends: [")
+            await until(lambda: live.refused == 2)
+            assert (await config(proxy))["last_error"].startswith(f"{path}, line 1")
+            path.write_text(text(a, b))
+            await until(lambda: live.applied == 2)
+            told = await config(proxy)
+            assert (told["last_error"], told["source"]) == (None, str(path))
+            path.unlink()
+            await until(lambda: live.refused == 3)
+            assert (await proxy.ask()).status == 200
+
+
+async def test_editors_that_rename_and_symlinks_that_turn_are_changes(tmp_path: Path) -> None:
+    """A Kubernetes ConfigMap is a link to a folder that is a link to a dated folder, which is replaced."""
+    async with fakes("a", "b") as (a, b):
+        for number, backends in enumerate([(a,), (a, b), (b,)]):
+            folder = tmp_path / f"..{number}"
+            folder.mkdir()
+            (folder / "stickyroute.yaml").write_text(text(*backends))
+        (tmp_path / "..data").symlink_to("..0")
+        path = tmp_path / "stickyroute.yaml"
+        path.symlink_to("..data/stickyroute.yaml")
+        async with run_configured(path) as proxy:
+            live = proxy.app.live
+            (tmp_path / "..data_tmp").symlink_to("..1")
+            os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
+            await until(lambda: live.applied == 1)
+            assert [one.name for one in proxy.app.fleet.backends] == ["a", "b"]
+            (tmp_path / "edited").write_text(text(b))
+            os.replace(tmp_path / "edited", path)
+            await until(lambda: live.applied == 2)
+            assert [one.name for one in proxy.app.fleet.backends] == ["b"]
+
+
+async def test_a_reload_can_be_asked_for_and_the_file_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "stickyroute.yaml"
+    async with fakes("a", "b") as (a, b):
+        path.write_text(text(a, reload_on_change=False))
+        async with run_configured(path) as proxy:
+            path.write_text(text(a, b, reload_on_change=False))
+            proxy.app.reloader.soon()
+            await until(lambda: proxy.app.live.applied == 1)
+            assert [one.name for one in proxy.app.fleet.backends] == ["a", "b"]
+
+
+async def test_the_effective_configuration_shows_no_secret_and_may_be_sent_back() -> None:
+    async with (
+        fakes() as fake,
+        run_proxy(
+            [fake.settings(api_key="engine-key")], api_keys=[{"name": "team", "key": "sesame"}]
+        ) as proxy,
+    ):
+        shown = (await proxy.admin("/config")).body.decode()
+        assert "engine-key" not in shown
+        assert "sesame" not in shown
+        shown = shown.replace("policy: bounded_ring", "policy: ring")
+        answer = (await proxy.put_config(shown)).json
+        assert [change["path"] for change in answer["changes"]] == ["policy"]
+        assert (await proxy.ask(headers={"x-api-key": "sesame"})).status == 200
+        assert fake.requests[0].get("authorization") == "Bearer engine-key"
+        as_json = (await proxy.admin("/config?format=json")).json
+        assert (as_json["policy"], as_json["backends"][0]["api_key"]) == ("ring", "**********")
+        assert (await proxy.put_config(json.dumps(as_json, indent="\t"))).status == 200
+        unknown = await proxy.put_config("backends: [{name: x, url: 'http://x', api_key: '**********'}]")
+        assert "backends[0].api_key: is a mask" in unknown.json["error"]["message"]
+
+
+async def test_a_removed_backend_is_asked_nothing_any_more_and_its_series_are_gone() -> None:
+    """B80 and B89."""
+    async with (
+        fakes("a", "b") as (a, b),
+        run_proxy([a, b], models_interval_s=0.02, scrape={"interval_s": 0.02}) as proxy,
+    ):
+        quick = {"models_interval_s": 0.02, "scrape": {"interval_s": 0.02}}
+        await b.until(lambda: len(b.probes) > 4)
+        await proxy.put_config(text(a, **quick))
+        seen = len(b.probes)
+        count = len(a.probes)
+        await a.until(lambda: len(a.probes) > count + 6)
+        assert len(b.probes) <= seen + 1, "one that was under way may still arrive"
+        samples = await proxy.metrics()
+        assert samples.sum("stickyroute_backend_available", backend="a") == 1
+        assert 'backend="b"' not in (await proxy.admin("/metrics")).body.decode()
+
+
+async def test_twenty_reloads_leave_tasks_and_descriptors_as_they_were(tmp_path: Path) -> None:
+    async with fakes("a", "b", "c") as (a, b, c), run_proxy([a, b]) as proxy:
+
+        async def once(i: int) -> None:
+            both = [a, b, c][: 2 + i % 2]
+            answer = await proxy.put_config(text(*both, policy=("sticky", "ring")[i % 2]))
+            assert answer.status == 200
+            assert (await proxy.ask()).status == 200
+
+        async def settled() -> tuple[int, int]:
+            targets = proxy.app._targets
+            assert targets is not None
+            targets.tidy()
+            return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+        await once(0)
+        before = await settled()
+        for i in range(1, 21):
+            await once(i)
+        async with asyncio.timeout(10):
+            while True:
+                after = await settled()
+                if after[0] <= before[0] and after[1] <= before[1] + 4:
+                    break
+                await asyncio.sleep(0.02)
+        assert proxy.app.live.generation == 22
+
+
+async def test_flags_overrule_a_body_and_the_answer_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "stickyroute.yaml"
+    async with fakes() as fake:
+        path.write_text(text(fake))
+        async with run_configured(path) as proxy:
+            answer = (await proxy.put_config(text(fake, listen="127.0.0.1:9", policy="ring"))).json
+            assert (answer["overruled"], answer["needs_restart"]) == (["listen"], [])
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+async def test_a_change_needs_the_token_where_one_is_set(token: str | None) -> None:
+    async with fakes() as fake, run_proxy([fake], admin_token="sesame") as proxy:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        assert (await proxy.put_config(text(fake), **headers)).status == 401
+        answer = await proxy.put_config(text(fake, admin_token="**********"), Authorization="Bearer sesame")
+        assert answer.status == 200
+        assert proxy.app.live.generation == 2
+
+
+async def test_a_call_that_is_retried_after_its_backend_moved_goes_to_the_new_address() -> None:
+    """A pooled connection that turns out dead is replaced by one to where the backend is by then."""
+    gate = asyncio.Event()
+
+    async def close(call: Call) -> None:
+        await gate.wait()
+        call.close()
+
+    async with fakes("a", "b") as (a, b), run_proxy([a]) as proxy, await proxy.client() as client:
+        assert (await client.ask(request())).status == 200
+        a.on(CHAT, close)
+        client.send(request())
+        await a.arrived(2)
+        await proxy.put_config(text({"name": "a", "url": b.url}))
+        gate.set()
+        reply = await client.response()
+        assert (reply.status, reply.json["backend"]) == (200, "b")
