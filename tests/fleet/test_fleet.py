@@ -298,7 +298,7 @@ def test_two_backends_of_one_name_are_refused() -> None:
 
 def test_a_fleet_of_nobody() -> None:
     none = Fleet([], 16)
-    assert none.pool("m") is None
+    assert none.pool("m") is none.pool(None), "nobody can say yet that there is no such model"
     assert none.models() == []
     assert none.next_retry_s(0.0) == 0
     assert none.snapshot()["backends"] == []
