@@ -15,13 +15,12 @@ import logging
 import os
 import re
 import select
+import stat
 import threading
 from collections import deque
 from functools import lru_cache
 from pathlib import Path
 from time import gmtime, strftime, time
-
-import orjson
 
 from stickyroute.errors import ConfigError
 
@@ -44,28 +43,38 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Printable ASCII without space, quote, equals sign and backslash: needs no quoting in the text form."""
 
 _Text = str | bytes | None
-_Value = str | int | float | None
 # fmt: off
 _Line = tuple[
     float, _Text, _Text, _Text, _Text, _Text, _Text, int | None, _Text, _Text, _Text,
-    int, int, float | None, float, int, int, _Text,
+    int, int, float | None, float, int, int, int | None, int | None, float | None, int | None, _Text,
 ]
 # fmt: on
-"""A line's values in the order of `_fields`: a plain tuple is the cheapest the hot path can make."""
+"""A line's values in the order of `FIELDS`: a plain tuple is the cheapest the hot path can make."""
+
+FIELDS = (
+    "ts", "request_id", "peer", "method", "route", "model", "pool", "key", "key_source", "backend", "reason",
+    "attempts", "status", "ttft_s", "duration_s", "bytes_in", "bytes_out", "prompt_tokens", "cached_tokens",
+    "expected_tokens", "answer_tokens", "end",
+)  # fmt: skip
 
 
 class AccessLog:
     """The log of one app: `mode` is text or json, `path` the file to append to, None for stdout.
 
-    `close` writes what is left. `dropped` counts lost lines. Raises ConfigError when it can't open the file.
+    Of requests that went well a share of `sample`, 0 to 1, has a line; all others have one. A file that was moved
+    away is opened anew. `close` writes what is left. `dropped` counts lost lines. Raises ConfigError when it can't
+    open the file.
     """
 
-    def __init__(self, mode: str, path: Path | None = None) -> None:
+    def __init__(self, mode: str, path: Path | None = None, sample: float = 1.0) -> None:
         if mode not in _FORMATS:
             raise ConfigError(f"access_log: {mode!r} is not a format; use off, text or json")
         self.dropped = 0
         self._format = _FORMATS[mode]
+        self._path = path
         self._fd = STDOUT if path is None else _open(path)
+        self._sample = sample
+        self._due = 0.0  # lines of requests that went well, less those written
         self._lines: deque[_Line] = deque()
         self._some = threading.Event()
         self._many = threading.Event()
@@ -74,6 +83,10 @@ class AccessLog:
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="accesslog", daemon=True)
         self._thread.start()
+
+    def retune(self, sample: float) -> None:
+        """This share from here on."""
+        self._sample = sample
 
     def write(
         self,
@@ -95,11 +108,21 @@ class AccessLog:
         bytes_out: int,
         end: _Text,
         model: _Text = None,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        expected_tokens: float | None = None,
+        answer_tokens: int | None = None,
     ) -> None:
         """Add one finished request: `key` a hash, times in seconds, `end` how it ended.
 
-        `key_source` is the rule's name of the source (`header:x-session-id`), never the value found there.
+        `key_source` is the rule's name of the source (`header:x-session-id`), never the value found there. Of the
+        prompt's tokens `cached_tokens` were cached and `expected_tokens` believed to be; None is unknown.
         """
+        if self._sample < 1.0 and status < 400 and end == "complete":
+            self._due += self._sample
+            if self._due < 1.0:
+                return
+            self._due -= 1.0
         lines = self._lines
         waiting = len(lines)
         if waiting >= MAX_WAITING_LINES:
@@ -107,7 +130,8 @@ class AccessLog:
             return
         lines.append((
             time(), request_id, peer, method, route, model, pool, key, key_source, backend, reason,
-            attempts, status, ttft_s, duration_s, bytes_in, bytes_out, end,
+            attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
+            expected_tokens, answer_tokens, end,
         ))  # fmt: skip
         # Append first, look second; the thread clears first and takes second. So no line misses its wake-up.
         if not self._some.is_set():
@@ -140,11 +164,14 @@ class AccessLog:
         if not lines:
             return
         try:
-            _write_all(self._fd, b"".join(map(self._format, lines)))
-        except OSError as error:
+            if self._path is not None:
+                self._follow(self._path)
+            _write_all(self._fd, "".join(map(self._format, lines)).encode())
+        except (OSError, ConfigError) as error:
             self.dropped += len(lines)
             if not self._failing:
-                log.warning("access log: cannot be written (%s), dropping lines until it can", error.strerror)
+                why = error.strerror if isinstance(error, OSError) else error
+                log.warning("access log: cannot be written (%s), dropping lines until it can", why)
             self._failing = True
             return
         self._failing = False
@@ -152,80 +179,114 @@ class AccessLog:
             log.warning("access log: %d lines were lost so far", self.dropped)
             self._lost_at_last_report = self.dropped
 
+    def _follow(self, path: Path) -> None:
+        """Go on in a new file where the one that is open was moved away, as log rotation does."""
+        mine = os.fstat(self._fd)
+        if not stat.S_ISREG(mine.st_mode):
+            return
+        try:
+            there = os.stat(path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_ino, there.st_dev) != (mine.st_ino, mine.st_dev):
+            fresh = _open(path)
+            os.close(self._fd)
+            self._fd = fresh
 
-def _fields(line: _Line) -> dict[str, _Value]:
-    """What a line says, in order: text capped, the key as 16 hex digits, times rounded to microseconds."""
+
+# The thread's part. What most lines have in common is written once: a line costs its CPU at the data plane's expense.
+
+
+def _as_json(line: _Line) -> str:
     (
         ts, request_id, peer, method, route, model, pool, key, key_source, backend, reason,
-        attempts, status, ttft_s, duration_s, bytes_in, bytes_out, end,
+        attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
+        expected_tokens, answer_tokens, end,
     ) = line  # fmt: skip
+    return _JSON % (
+        _time(ts), _json_text(request_id), _json_word(peer), _json_word(method), _json_word(route), _json_word(model),
+        _json_word(pool), "null" if key is None else f'"{key:016x}"', _json_word(key_source), _json_word(backend),
+        _json_word(reason), attempts, status, "null" if ttft_s is None else f"{ttft_s:.6f}", f"{duration_s:.6f}",
+        bytes_in, bytes_out, "null" if prompt_tokens is None else prompt_tokens,
+        "null" if cached_tokens is None else cached_tokens,
+        "null" if expected_tokens is None else round(expected_tokens),
+        "null" if answer_tokens is None else answer_tokens, _json_word(end),
+    )  # fmt: skip
+
+
+def _as_text(line: _Line) -> str:
+    (
+        ts, request_id, peer, method, route, model, pool, key, key_source, backend, reason,
+        attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
+        expected_tokens, answer_tokens, end,
+    ) = line  # fmt: skip
+    # Times keep their microseconds as digits: 9.8e-05 is nothing for grep, awk or eyes.
+    return _TEXT % (
+        _time(ts), _plain_text(request_id), _plain_word(peer), _plain_word(method), _plain_word(route),
+        _plain_word(model), _plain_word(pool), "-" if key is None else f"{key:016x}", _plain_word(key_source),
+        _plain_word(backend), _plain_word(reason), attempts, status, "-" if ttft_s is None else f"{ttft_s:.6f}",
+        f"{duration_s:.6f}", bytes_in, bytes_out, "-" if prompt_tokens is None else prompt_tokens,
+        "-" if cached_tokens is None else cached_tokens,
+        "-" if expected_tokens is None else round(expected_tokens),
+        "-" if answer_tokens is None else answer_tokens, _plain_word(end),
+    )  # fmt: skip
+
+
+_FORMATS = {"text": _as_text, "json": _as_json}
+_TEXT = " ".join(f"{name}=%s" for name in FIELDS) + "\n"
+_JSON = (
+    "{"
+    + ",".join(f'"{name}":{"%s" if name != "ts" else chr(34) + "%s" + chr(34)}' for name in FIELDS)
+    + "}\n"
+)
+
+
+def _time(ts: float) -> str:
     whole = int(ts)
-    return {
-        "ts": f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(whole))}.{int((ts - whole) * 1000):03d}Z",
-        "request_id": _capped(request_id),
-        "peer": _capped(peer),
-        "method": _capped(method),
-        "route": _capped(route),
-        "model": _capped(model),
-        "pool": _capped(pool),
-        "key": None if key is None else f"{key:016x}",
-        "key_source": _capped(key_source),
-        "backend": _capped(backend),
-        "reason": _capped(reason),
-        "attempts": attempts,
-        "status": status,
-        "ttft_s": None if ttft_s is None else round(ttft_s, 6),
-        "duration_s": round(duration_s, 6),
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
-        "end": _capped(end),
-    }
+    return f"{_second(whole)}.{int((ts - whole) * 1000):03d}Z"
 
 
-def _capped(text: _Text) -> str | None:
-    """At most MAX_TEXT characters; None when there is nothing to say."""
-    if not text:
-        return None
+@lru_cache(maxsize=2)
+def _second(whole: int) -> str:
+    return strftime("%Y-%m-%dT%H:%M:%S", gmtime(whole))
+
+
+def _capped(text: str | bytes) -> str:
+    """At most MAX_TEXT characters."""
     if isinstance(text, bytes):
         return text[:MAX_TEXT].decode("latin-1")
     return text[:MAX_TEXT]
 
 
-def _as_json(line: _Line) -> bytes:
-    fields = _fields(line)
-    try:
-        out = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # a lone surrogate
-        out = b"\x7f"
-    if out.isascii() and b"\x7f" not in out:
-        return out
-    # orjson leaves DEL, C1 controls and line separators as they are: terminals and log readers act on them.
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+def _json_text(text: _Text) -> str:
+    """A JSON string in ASCII: terminals and log readers act on control characters and line separators."""
+    if not text:
+        return "null"
+    capped = _capped(text)
+    return f'"{capped}"' if _PLAIN.fullmatch(capped) else json.dumps(capped).replace("\x7f", "\\u007f")
 
 
-def _as_text(line: _Line) -> bytes:
-    return " ".join([f"{name}={_plain(value)}" for name, value in _fields(line).items()]).encode() + b"\n"
+def _plain_text(text: _Text) -> str:
+    """As it stands where that is clear, else as a JSON string; "-" alone stands for an absent value."""
+    if not text:
+        return "-"
+    capped = _capped(text)
+    if _PLAIN.fullmatch(capped) and capped != "-":
+        return capped
+    return json.dumps(capped).replace("\x7f", "\\u007f")
 
 
-def _plain(value: _Value) -> str:
-    """A time keeps its microseconds as digits: 9.8e-05 is nothing for grep, awk or eyes."""
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, float):
-        return f"{value:.6f}"
-    return "-" if value is None else str(value)
+# Most texts of a line are among few. What is kept is capped before.
+def _json_word(text: _Text) -> str:
+    return _kept_json(text if text is None or len(text) <= MAX_TEXT else text[:MAX_TEXT])
 
 
-@lru_cache(maxsize=512)
-def _quoted(text: str) -> str:
-    """As it stands where that is clear, else as a JSON string: no control character gets into the file.
-
-    "-" alone stands for an absent value. Most texts of a line are among few, hence the cache.
-    """
-    return text if _PLAIN.fullmatch(text) and text != "-" else json.dumps(text)
+def _plain_word(text: _Text) -> str:
+    return _kept_plain(text if text is None or len(text) <= MAX_TEXT else text[:MAX_TEXT])
 
 
-_FORMATS = {"text": _as_text, "json": _as_json}
+_kept_json = lru_cache(maxsize=512)(_json_text)
+_kept_plain = lru_cache(maxsize=512)(_plain_text)
 
 
 def _open(path: Path) -> int:

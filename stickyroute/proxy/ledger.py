@@ -98,6 +98,10 @@ class Ledger:
                 duration_s=duration_s,
                 bytes_in=request.wire_bytes,
                 bytes_out=exchange.bytes_out,
+                prompt_tokens=None if usage is None else usage.prompt_tokens,
+                cached_tokens=None if usage is None else usage.cached_tokens,
+                expected_tokens=_expected_tokens(lease, usage),
+                answer_tokens=None if usage is None else usage.completion_tokens,
                 end=end,
             )
         if self._observers:
@@ -123,13 +127,18 @@ class Ledger:
         elif usage.cached_tokens is None and self._tells_cached.get(tells) == backend:
             usage = usage._replace(cached_tokens=0)  # older engines leave the field out where there were none
         lease.usage(usage, now_s)
-        # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
-        known = lease.keys.chain and lease.tokens
-        part = 1.0 - lease.missing_tokens / lease.tokens if known else None
-        self._metrics.usage(
-            exchange.pool.label, backend, usage, None if part is None else usage.prompt_tokens * part
-        )
+        self._metrics.usage(exchange.pool.label, backend, usage, _expected_tokens(lease, usage))
         return usage
+
+
+def _expected_tokens(lease: Lease | None, usage: Usage | None) -> float | None:
+    """How much of the prompt was believed to be cached; None where nobody looked."""
+    if lease is None or not lease.keys.chain or not lease.tokens:
+        return None
+    if usage is None:
+        return lease.tokens - lease.missing_tokens
+    # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
+    return usage.prompt_tokens * (1.0 - lease.missing_tokens / lease.tokens)
 
 
 def _prompt_tokens(exchange: Exchange, lease: Lease | None, usage: Usage | None) -> float:

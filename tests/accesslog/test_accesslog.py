@@ -31,6 +31,10 @@ LINE: dict[str, Any] = {
     "duration_s": 1.5,
     "bytes_in": 120,
     "bytes_out": 3400,
+    "prompt_tokens": 2000,
+    "cached_tokens": 1900,
+    "expected_tokens": 1888.4,
+    "answer_tokens": 30,
     "end": "complete",
 }
 
@@ -65,8 +69,13 @@ def test_json_line_says_everything_once(tmp_path: Path) -> None:
         "duration_s": 1.5,
         "bytes_in": 120,
         "bytes_out": 3400,
+        "prompt_tokens": 2000,
+        "cached_tokens": 1900,
+        "expected_tokens": 1888,
+        "answer_tokens": 30,
         "end": "complete",
     }
+    assert list(json.loads(line)) == list(accesslog.FIELDS)
 
 
 def test_text_line_says_the_same_in_the_same_order(tmp_path: Path) -> None:
@@ -224,6 +233,59 @@ def test_a_non_blocking_output_gets_everything() -> None:
     os.close(write_fd)
     reader.join()
     assert received == [sent]
+
+
+def test_unknown_numbers_are_null_or_a_dash(tmp_path: Path) -> None:
+    unknown = dict.fromkeys(("key", "ttft_s", "prompt_tokens", "cached_tokens", "answer_tokens"))
+    (line,) = write_all("json", tmp_path / "json", {**unknown, "expected_tokens": None})
+    assert {name for name, value in json.loads(line).items() if value is None} == {
+        *unknown, "expected_tokens", "model",
+    }  # fmt: skip
+    (line,) = write_all("text", tmp_path / "text", {**unknown, "expected_tokens": None})
+    assert " prompt_tokens=- cached_tokens=- expected_tokens=- answer_tokens=- end=complete" in line
+
+
+def test_a_sample_is_a_share_of_what_went_well_and_all_of_the_rest(tmp_path: Path) -> None:
+    log = AccessLog("json", tmp_path / "log", sample=0.25)
+    for _ in range(100):
+        log.write(**LINE)
+    log.write(**LINE | {"status": 503})
+    log.write(**LINE | {"end": "client_left"})
+    log.retune(0.0)
+    for _ in range(100):
+        log.write(**LINE)
+    log.close()
+    said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["status"], line["end"]) for line in said[-2:]] == [(503, "complete"), (200, "client_left")]
+    assert len(said) == 25 + 2
+
+
+def test_a_file_that_was_moved_away_is_opened_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, moved = tmp_path / "log", tmp_path / "log.1"
+    written = threading.Semaphore(0)
+    really_write = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        size = really_write(fd, data)
+        written.release()
+        return size
+
+    monkeypatch.setattr(os, "write", write)
+    log = AccessLog("json", path)
+    log.write(**LINE)
+    assert written.acquire(timeout=10)
+    path.rename(moved)
+    log.write(**LINE | {"request_id": "after"})
+    log.close()
+    assert len(moved.read_text().splitlines()) == 1
+    assert json.loads(path.read_text())["request_id"] == "after"
+
+
+def test_hostile_words_are_kept_in_a_bounded_cache(tmp_path: Path) -> None:
+    write_all("json", tmp_path / "log", *({"model": f"{n}" + "x" * 5000} for n in range(3)))
+    write_all("text", tmp_path / "text", *({"model": f"{n}" + "x" * 5000} for n in range(3)))
+    assert accesslog._kept_json.cache_info().maxsize == accesslog._kept_plain.cache_info().maxsize == 512
+    assert "x" * 300 not in (tmp_path / "log").read_text()
 
 
 def test_a_path_that_cannot_be_opened_is_an_error_of_the_configuration(tmp_path: Path) -> None:
