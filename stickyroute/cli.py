@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from stickyroute import __version__
+from stickyroute.console import commands as console
 from stickyroute.errors import ConfigError
 
 _DELEGATED = {
@@ -165,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=_seconds, metavar="N", help="play each policy for so long, 1 to 600 (default 9)"
     )
 
+    console.add_commands(commands)
     for name, text in _DELEGATED.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser

@@ -14,7 +14,8 @@ from stickyroute import __version__
 from stickyroute.clock import monotonic
 from stickyroute.control.auth import Guard
 from stickyroute.control.deps import Deps
-from stickyroute.control.history import History
+from stickyroute.control.history import STEP_S, History
+from stickyroute.control.operate import state_age_s
 from stickyroute.fleet import Backend
 from stickyroute.http.relay import COMPLETE
 from stickyroute.routing.ring import Ring
@@ -23,6 +24,8 @@ __all__ = ["Board"]
 
 _DECISIONS = 60
 _MODELS = 3
+_FINDINGS = 8
+_BAD_SHARE = 0.1
 _ALERTS = 20
 _ALERT_CHARS = 500
 _STALE_SCRAPES = 3
@@ -37,6 +40,7 @@ class Board:
         self._history = History(deps.metrics)
         self._started_s = monotonic()
         self._shares: tuple[Ring | None, tuple[float, ...]] = (None, ())
+        self._diagnosed: tuple[float, dict[str, Any] | None] = (float("-inf"), None)
 
     def step(self, now_s: float) -> None:
         """One point more."""
@@ -73,7 +77,7 @@ class Board:
             "backends": backends,
             "reasons": dict(deps.metrics.decisions_by_reason),
             "decisions": self._decisions(),
-            "doctor": None,
+            "doctor": self._diagnosis(now_s),
         }
 
     def _access(self) -> str:
@@ -122,7 +126,7 @@ class Board:
             "ejected": state.ejected,
             "available": bool(fleet.available[slot]),
             "why": state.why[:200],
-            "for_s": None if state.since_s is None else round(max(0.0, now_s - state.since_s), 1),
+            "for_s": state_age_s(state, now_s),
             "warnings": [{"code": told.code, "text": told.text} for told in fleet.warnings(slot)],
             "weight": spec.weight,
             "room": round(loads.room[slot], 3),
@@ -159,6 +163,17 @@ class Board:
         if more > 0:
             alerts[_ALERTS:] = [_alert("warn", None, "more", f"and {more} more: see the fleet below")]
         return alerts
+
+    def _diagnosis(self, now_s: float) -> dict[str, Any] | None:
+        """What the doctor found, never with samples; None where it is off. It is looked at now and then."""
+        ward = self._deps.doctor
+        if ward is None or not ward.on:
+            return None
+        if now_s - self._diagnosed[0] >= STEP_S:
+            minute = self._history.minute
+            told = ward.report(minute["hit_rate"], minute["prompt_tokens_s"], samples=False)
+            self._diagnosed = now_s, _diagnosis(told)
+        return self._diagnosed[1]
 
     def _config_alerts(self) -> list[dict[str, Any]]:
         config = self._deps.config
@@ -209,6 +224,44 @@ def _decision(told: dict[str, Any]) -> dict[str, Any]:
         "duration_s": told["duration_s"],
         "failed": None if told["end"] == COMPLETE and told["status"] < 400 else _failure(told),
     }
+
+
+def _diagnosis(told: dict[str, Any]) -> dict[str, Any]:
+    """The doctor's report as a few cards. `level` is bad from a tenth of follow-ups that break."""
+    overlap = told["median_overlap"]
+    shared = "" if overlap is None else f", {overlap:.0%} of a prompt began an earlier one"
+    findings = [
+        {
+            "id": f"{row['tenant']}|{row['pool']}|{row['place']}|{row['message']}|{row['kind']}",
+            "level": "bad" if (row["share_of_followups"] or 0.0) >= _BAD_SHARE else "warn",
+            "title": _headline(row),
+            "lost_tokens_per_hour": row["lost_tokens_per_hour"],
+            "where": _whereabouts(row),
+            "advice": row["advice"],
+        }
+        for row in told["findings"][:_FINDINGS]
+    ]
+    return {
+        "note": f"{told['conversations']:,} conversations{shared}",
+        "findings": findings,
+        "rules": [
+            f"{rule['figure']} {rule['value']} ({rule['bound']}): {rule['says']}" for rule in told["rules"]
+        ],
+    }
+
+
+def _headline(row: dict[str, Any]) -> str:
+    kind = str(row["kind"])
+    where = f"message {row['message']}" if row["place"] == "message" else row["place"]
+    return f"{kind[:1].upper()}{kind[1:]} in {where}"
+
+
+def _whereabouts(row: dict[str, Any]) -> str:
+    who = f"tenant {row['tenant']}" if row["tenant"] else "no tenant"
+    low, high = row["offset_bytes"]
+    at = f"byte {low}" if low == high else f"bytes {low} to {high}"
+    share = "" if row["share_of_followups"] is None else f", {row['share_of_followups']:.0%} of follow-ups"
+    return f"{who}, {row['pool']}, at {at}; {row['keys']} conversations{share}"
 
 
 def _part(some: float | None, whole: float | None) -> float | None:

@@ -16,9 +16,9 @@ from stickyroute.control.answers import json_answer
 from stickyroute.control.auth import audit
 from stickyroute.control.deps import Deps
 from stickyroute.errors import NotFound
-from stickyroute.fleet import Backend, Fleet
+from stickyroute.fleet import Backend, BackendState, Fleet
 
-__all__ = ["ACTIONS", "add_routes", "backend_status"]
+__all__ = ["ACTIONS", "add_routes", "backend_status", "state_age_s"]
 
 ACTIONS = ("drain", "undrain", "disable", "enable")
 
@@ -70,9 +70,15 @@ def backend_status(fleet: Fleet, backend: Backend) -> dict[str, Any]:
         "ejected": state.ejected,
         "available": bool(fleet.available[backend.slot]),
         "why": state.why,
-        "for_s": None if state.since_s is None else round(max(0.0, monotonic() - state.since_s), 1),
+        "for_s": state_age_s(state, monotonic()),
         "in_flight": fleet.in_flight[backend.slot],
     }
+
+
+def state_age_s(state: BackendState, now_s: float) -> float | None:
+    """How long a backend has been in its state; None before anything was heard of it."""
+    unheard = state.operator == "active" and state.health == "unknown" and not state.ejected
+    return None if unheard else round(max(0.0, now_s - state.since_s), 1)
 
 
 def _find(fleet: Fleet, name: str) -> Backend:

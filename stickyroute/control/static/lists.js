@@ -66,7 +66,8 @@ export class Decisions {
   show(state) {
     const host = byId("decisions");
     if (state.decisions === null) {
-      host.replaceChildren(el("p", { class: "empty" }, "Decisions are not kept (decisions: 0)"));
+      attribute(host, "data-empty", "Decisions are not kept (decisions: 0)");
+      keyed(host, [], (row) => row.id, () => el("div"), () => {});
       return;
     }
     this.reasons(state.reasons);
@@ -120,20 +121,26 @@ export function showDoctor(state) {
   const doctor = state.doctor;
   if (!doctor) {
     text(byId("doctor-note"), "");
-    host.replaceChildren(el("p", { class: "empty" }, "The doctor is off"));
+    attribute(host, "data-empty", "The doctor is off (doctor.enabled)");
+    keyed(host, [], (card) => card.id, () => el("article"), () => {});
     return;
   }
   text(byId("doctor-note"), doctor.note);
-  attribute(host, "data-empty", doctor.findings.length ? null : doctor.quiet);
+  const cards = [
+    ...doctor.findings.map((finding) => ({ ...finding, note: `${count(finding.lost_tokens_per_hour)} tokens/h lost` })),
+    ...doctor.rules.map((rule) => ({ id: `rule ${rule}`, level: "note", title: "", note: "", where: rule, advice: "" })),
+  ];
+  attribute(host, "data-empty", doctor.findings.length ? null : "Nothing breaks a prefix");
   keyed(
-    host, doctor.findings, (finding) => finding.id,
-    () => el("article", { class: "finding" }, el("div", { class: "finding-head" }, el("b"), el("span", { class: "quiet small" })), el("p"), el("p", { class: "advice" })),
-    (node, finding) => {
-      attribute(node, "class", `finding ${finding.level}`);
-      text(node.children[0].children[0], finding.title);
-      text(node.children[0].children[1], finding.note);
-      text(node.children[1], finding.where);
-      text(node.children[2], finding.advice);
+    host, cards, (card) => card.id,
+    () => el("article", {}, el("div", { class: "finding-head" }, el("b"), el("span", { class: "quiet small" })), el("p"), el("p", { class: "advice" })),
+    (node, card) => {
+      attribute(node, "class", `finding ${card.level}`);
+      node.children[0].hidden = !card.title;
+      text(node.children[0].children[0], card.title);
+      text(node.children[0].children[1], card.note);
+      text(node.children[1], card.where);
+      text(node.children[2], card.advice);
     },
   );
 }
