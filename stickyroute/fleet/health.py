@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from stickyroute.fleet.outcome import Event, Health, HealthRules, Outcome, Record
+from stickyroute.fleet.standby import choose
 from stickyroute.fleet.states import BackendState, Operator
 
 __all__ = ["Event", "Health", "HealthBook", "HealthRules", "Outcome"]
@@ -52,6 +53,7 @@ class HealthBook:
         self.marked = bytearray(len(available))
         """Who is not simply well: of any other, an answer need not be told."""
         self._panic: set[int] = set()
+        self._now_s = float("-inf")
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self.ejections: dict[int, int] = {}
         """How often each slot was ejected, by whoever was in it."""
@@ -91,7 +93,7 @@ class HealthBook:
     def regroup(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Other sets of backends serve one model together."""
         self._groups = tuple(groups)
-        self._publish(0.0, quietly=True)
+        self._publish(self._now_s, quietly=True)
 
     def join(self, slot: int, now_s: float) -> None:
         """Somebody new is in the slot."""
@@ -107,33 +109,30 @@ class HealthBook:
 
     def probe(self, slot: int, ok: bool, now_s: float, why: str = "") -> None:
         """A probe was answered, well or not."""
-        record, rules = self._records[slot], self.rules
         if slot not in self._names:
             return
+        record, rules = self._records[slot], self.rules
         if ok:
             record.good, record.bad = record.good + 1, 0
-            was_out = record.refused or record.probe is Health.UNHEALTHY
             if record.refused:
                 # A process that listens again is a new one.
-                self._unrefuse(slot)
+                self._unrefuse(slot, now_s)
                 record.admit_again()
-                record.level = 0
-            if record.probe is Health.UNKNOWN or (
-                record.probe is Health.UNHEALTHY and record.good >= rules.rise
-            ):
-                record.probe, record.probe_since_s, record.probe_why = Health.HEALTHY, now_s, ""
-            if was_out and record.probe is Health.HEALTHY and not record.refused:
-                self._tell(now_s, slot, "back", "answers again", good=True)
+                record.level = record.failures = record.silent = 0
+                self._is_healthy(slot, now_s)
+            elif record.probe is Health.UNHEALTHY and record.good >= rules.rise:
+                self.rejoined.append(slot)
+                self._is_healthy(slot, now_s)
+            elif record.probe is Health.UNKNOWN:
+                record.probe, record.probe_since_s = Health.HEALTHY, now_s
         else:
             record.bad, record.good = record.bad + 1, 0
+            record.probe_why = why
             if record.probe is not Health.UNHEALTHY and record.bad >= rules.fall:
                 record.probe, record.probe_since_s = Health.UNHEALTHY, now_s
-                self._tell(
-                    now_s, slot, "unhealthy", f"{record.bad} probes in a row failed: {why or 'no answer'}"
-                )
-            record.probe_why = why
-        self._mark(slot)
-        self._publish(now_s)
+                told = f"{record.bad} probes in a row failed: {why or 'no answer'}"
+                self.note(now_s, slot, "unhealthy", told, False)
+                self._publish(now_s)
 
     def outcome(
         self,
@@ -151,35 +150,29 @@ class HealthBook:
             return
         record = self._records[slot]
         if outcome is Outcome.ANSWERED:
-            self._answered(slot, record, now_s)
+            changed = self._answered(slot, record, now_s)
         elif outcome is Outcome.CONNECT_FAILED:
-            self._refuse(slot, now_s, jitter, why or "refuses connections")
+            changed = self._refuse(slot, now_s, jitter, why or "refuses connections")
         elif outcome is Outcome.BUSY:
-            rules = self.rules
-            pause_s = min(
-                rules.busy_limit_s, rules.busy_s if retry_after_s is None else max(0.0, retry_after_s)
-            )
-            record.busy_until_s = max(record.busy_until_s, now_s + pause_s)
-            record.trial_since_s = None
+            changed = self._pause(record, now_s, retry_after_s)
         else:
-            self._failed(slot, record, outcome, now_s, jitter, why)
+            changed = self._failed(slot, record, outcome, now_s, jitter, why)
         self._mark(slot)
-        self._publish(now_s)
+        if changed:
+            self._publish(now_s)
 
     def reachable(self, slot: int, now_s: float) -> None:
         """It answered something: it is not refusing."""
         if self._records[slot].refused:
-            self._unrefuse(slot)
-            self._tell(now_s, slot, "back", "answers again", good=True)
-            self._mark(slot)
-            self._publish(now_s)
+            self._unrefuse(slot, now_s)
+            self._is_healthy(slot, now_s)
 
     def restarted(self, slot: int, now_s: float) -> None:
         """Its engine started anew, so what the old one did no longer counts."""
         record = self._records[slot]
         if record.ejected:
             record.admit_again()
-            self._tell(now_s, slot, "restarted", "its engine started anew: taken in again", good=True)
+            self.note(now_s, slot, "restarted", "its engine started anew: taken in again", True)
             self._mark(slot)
             self._publish(now_s)
 
@@ -188,7 +181,7 @@ class HealthBook:
         record = self._records[slot]
         if record.operator is not operator and slot in self._names:
             record.operator, record.operator_since_s = operator, now_s
-            self._tell(now_s, slot, operator.value, f"{operator.value}, by the operator", good=True)
+            self.note(now_s, slot, operator.value, f"{operator.value}, by the operator", True)
             self._publish(now_s)
 
     def tick(self, now_s: float) -> None:
@@ -261,7 +254,7 @@ class HealthBook:
             began_in_flight=began_in_flight,
             trying=record.trying,
             paused_s=max(0.0, record.busy_until_s - now_s),
-            refusals=record.refusals,
+            refusals=record.refusals if record.refused else 0,
         )
 
     def retry_at_s(self, slot: int) -> float | None:
@@ -286,53 +279,72 @@ class HealthBook:
 
     # Transitions.
 
-    def _answered(self, slot: int, record: Record, now_s: float) -> None:
-        record.failures = record.silent = 0
-        if record.refused:
-            self._unrefuse(slot)
-            self._tell(now_s, slot, "back", "answers again", good=True)
-        if record.ejected and record.trying:
-            record.trial_since_s = None
-            record.trial_good += 1
-            if record.trial_good >= self.rules.recover:
-                record.admit_again()
-                record.back_s = now_s
-                self.rejoined.append(slot)
-                self._tell(
-                    now_s, slot, "recovered", f"{self.rules.recover} requests were answered", good=True
-                )
+    # Each says whether anything changed for who is used.
 
-    def _refuse(self, slot: int, now_s: float, jitter: float, why: str) -> None:
+    def _answered(self, slot: int, record: Record, now_s: float) -> bool:
+        # Where it refuses connections, this was an answer of the process that is going.
+        record.failures = record.silent = 0
+        if not record.trying:
+            return False
+        record.trial_since_s = None
+        record.trial_good += 1
+        if record.trial_good >= self.rules.recover:
+            record.admit_again()
+            record.back_s = now_s
+            self.rejoined.append(slot)
+            self.note(now_s, slot, "recovered", f"{self.rules.recover} requests were answered", True)
+        return True
+
+    def _pause(self, record: Record, now_s: float, retry_after_s: float | None) -> bool:
+        rules = self.rules
+        pause_s = rules.busy_s if retry_after_s is None else max(0.0, retry_after_s)
+        was_paused = record.busy_until_s > now_s
+        record.busy_until_s = max(record.busy_until_s, now_s + min(rules.busy_limit_s, pause_s))
+        record.trial_since_s = None
+        return not was_paused
+
+    def _refuse(self, slot: int, now_s: float, jitter: float, why: str) -> bool:
         record = self._records[slot]
         if record.refused and now_s < record.retry_at_s:
-            return  # of the same outage
-        if not record.refused:
+            return False  # of the same outage
+        changed = not record.refused
+        if changed:
             # Nobody listens, so the process is gone, and with it all that was cached.
             self.emptied.append(slot)
             record.refused, record.refused_since_s = True, now_s
-            self._tell(now_s, slot, "refused", why)
+            if now_s >= record.reachable_s + 2 * REFUSED_LAST_S:
+                record.refusals = 0  # another outage; one that comes and goes is looked at ever less often
+            self.note(now_s, slot, "refused", why, False)
         record.refused_why = why
         step_s = min(REFUSED_LAST_S / 2, REFUSED_FIRST_S * 2 ** min(record.refusals, 16))
         record.refusals += 1
         record.retry_at_s = now_s + step_s * (1 + min(1.0, max(0.0, jitter)))
+        return changed
 
-    def _unrefuse(self, slot: int) -> None:
+    def _unrefuse(self, slot: int, now_s: float) -> None:
         record = self._records[slot]
         record.refused = False
-        record.refusals = 0
+        record.reachable_s = now_s
         record.refused_why = ""
         self.rejoined.append(slot)
 
+    def _is_healthy(self, slot: int, now_s: float) -> None:
+        record = self._records[slot]
+        record.probe, record.probe_since_s, record.probe_why = Health.HEALTHY, now_s, ""
+        self.note(now_s, slot, "back", "answers again", True)
+        self._mark(slot)
+        self._publish(now_s)
+
     def _failed(
         self, slot: int, record: Record, outcome: Outcome, now_s: float, jitter: float, why: str
-    ) -> None:
+    ) -> bool:
         rules = self.rules
+        if record.refused or (record.ejected and not record.trying):
+            return False  # it began before
         if outcome is Outcome.NO_FIRST_BYTE:
             record.silent += 1
         elif outcome is not Outcome.ENGINE_DEAD:
             record.failures += 1
-        if record.ejected and not record.trying:
-            return  # it began before
         if outcome is Outcome.ENGINE_DEAD:
             self.emptied.append(slot)
             told = "its engine is dead"
@@ -343,14 +355,14 @@ class HealthBook:
         elif record.failures >= rules.eject_after:
             told = f"{record.failures} requests in a row failed, the last one: {outcome.value}"
         else:
-            return
+            return False
         if not record.trying:
             # One that did well for long begins anew.
             record.level = record.level if now_s < record.back_s + 2 * rules.eject_last_s else 0
             record.ejected_since_s = now_s
             record.ejected_why = f"{told}{f' ({why})' if why else ''}"
             # Trials that fail are the same story, and would fill a log.
-            self._tell(now_s, slot, "ejected", record.ejected_why)
+            self.note(now_s, slot, "ejected", record.ejected_why, False)
             self.ejections[slot] = self.ejections.get(slot, 0) + 1
         record.ejected, record.trying, record.cause = True, False, outcome
         record.trial_good, record.trial_since_s = 0, None
@@ -358,6 +370,7 @@ class HealthBook:
         step_s = min(rules.eject_last_s / 2, rules.eject_first_s * 2 ** min(record.level, 16))
         record.level += 1
         record.until_s = now_s + step_s * (1 + min(1.0, max(0.0, jitter)))
+        return True
 
     def _is_spent(self, slot: int, record: Record, now_s: float) -> bool:
         """Whether the one request that was let in tells nothing any more: it is gone, or takes long."""
@@ -376,53 +389,19 @@ class HealthBook:
             record.refused or record.ejected or record.busy_until_s or record.failures or record.silent
         )
 
-    def _is_dead(self, record: Record) -> bool:
-        """Whether it takes no request at all, however many others are out."""
-        return record.refused or (
-            record.ejected and record.cause is Outcome.ENGINE_DEAD and not record.trying
-        )
-
     def _publish(self, now_s: float, *, quietly: bool = False) -> None:
         """Bring `available`, `pinnable` and `limits` up to date."""
-        records, limits = self._records, self._limits
-        well: set[int] = set()
-        soft: set[int] = set()  # out, but would answer
-        ill: set[int] = set()  # out, and probes fail
-        for slot in self._names:
-            record = records[slot]
-            usable = not self._is_dead(record)
-            self.pinnable[slot] = usable and record.operator is not Operator.DISABLED
-            if not usable or record.operator is not Operator.ACTIVE:
-                continue
-            if record.probe is Health.UNHEALTHY:
-                ill.add(slot)
-            elif record.ejected or record.busy_until_s > now_s:
-                soft.add(slot)
-            else:
-                well.add(slot)
-        panic: set[int] = set()
-        for group in self._groups:
-            members = [
-                slot for slot in group if slot in self._names and records[slot].operator is Operator.ACTIVE
-            ]
-            up = sum(1 for slot in members if slot in well)
-            if up >= self.rules.panic * len(members) and up:
-                continue
-            chosen = [slot for slot in members if slot in soft]
-            if not up and not chosen:
-                chosen = [slot for slot in members if slot in ill]
-            panic.update(chosen)
-        if panic and not self._panic and not quietly:
-            self._tell(now_s, -1, "panic", f"{len(panic)} backends that are out are used: too few are left")
-        elif self._panic and not panic and not quietly:
-            self._tell(now_s, -1, "panic_over", "enough backends are in again", good=True)
-        self._panic = panic
-        for slot in self._names:
-            record = records[slot]
-            open_to_trial = slot in soft and record.trying and record.trial_since_s is None
-            paused = record.busy_until_s > now_s
-            self.available[slot] = slot in well or slot in panic or (open_to_trial and not paused)
-            limits[slot] = 0 if record.trying and slot not in panic else self._hard[slot]
-
-    def _tell(self, now_s: float, slot: int, code: str, text: str, *, good: bool = False) -> None:
-        self.note(now_s, slot, code, text, good)
+        now_s = self._now_s = max(self._now_s, now_s)
+        members = {slot: self._records[slot] for slot in self._names}
+        choice = choose(members, self._groups, self.rules.panic, now_s)
+        if choice.panic and not self._panic and not quietly:
+            told = f"{len(choice.panic)} backends that are out are used: too few are left"
+            self.note(now_s, -1, "panic", told, False)
+        elif self._panic and not choice.panic and not quietly:
+            self.note(now_s, -1, "panic_over", "enough backends are in again", True)
+        self._panic = choice.panic
+        used = choice.well | choice.panic | choice.trial
+        for slot, record in members.items():
+            self.available[slot] = slot in used
+            self.pinnable[slot] = slot in choice.pinnable
+            self._limits[slot] = 0 if record.trying and slot not in choice.panic else self._hard[slot]

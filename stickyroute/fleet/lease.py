@@ -24,8 +24,8 @@ class Lease:
     """
 
     __slots__ = (
-        "_answered", "_books", "_held", "_told", "ahead_tokens", "began_s", "expected_s", "first_s", "held_blocks", "held_tokens",
-        "keys", "learns", "missing_tokens", "running_then", "slot", "streams", "tokens", "view",
+        "_answered", "_books", "_held", "_told", "ahead_tokens", "began_s", "expected_s", "first_s", "held_blocks",
+        "held_tokens", "keys", "learns", "missing_tokens", "running_then", "slot", "streams", "tokens", "view",
     )  # fmt: skip
 
     def __init__(

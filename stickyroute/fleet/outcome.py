@@ -71,7 +71,7 @@ class Record:
 
     __slots__ = (
         "back_s", "bad", "busy_until_s", "cause", "ejected", "ejected_since_s", "ejected_why", "failures",
-        "good", "level", "operator", "operator_since_s", "probe", "probe_since_s", "probe_why", "refusals",
+        "good", "level", "operator", "operator_since_s", "probe", "probe_since_s", "probe_why", "reachable_s", "refusals",
         "refused", "refused_since_s", "refused_why", "retry_at_s", "silent", "trial_good", "trial_since_s",
         "trying", "until_s",
     )  # fmt: skip
@@ -91,6 +91,7 @@ class Record:
         self.refused_since_s = 0.0
         self.refused_why = ""
         self.refusals = 0
+        self.reachable_s = float("-inf")  # when it last ceased to refuse
         self.retry_at_s = 0.0
         self.failures = self.silent = 0  # attempts in a row
         self.admit_again()
