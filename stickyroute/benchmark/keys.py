@@ -19,7 +19,7 @@ from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Shape
 from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.anchor import Anchors
-from stickyroute.routing.keys import RequestKeys, candidate_keys
+from stickyroute.routing.keys import RequestKeys, second_key
 from stickyroute.routing.prefix import Prefixes
 from stickyroute.routing.sessions import Sessions
 
@@ -57,7 +57,7 @@ class Keys:
             affinity, source = named.affinity, named.source
         else:
             affinity, source = self._place(request.prompt, size, chain), "prefix"
-        second = candidate_keys(affinity, 2)[1]
+        second = second_key(affinity)
         spread = anchors.spread(second, pool)
         return RequestKeys(affinity, source, chain, self._prefixes.ends[:count], size, None, second, spread)
 

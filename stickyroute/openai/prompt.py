@@ -48,6 +48,8 @@ _FEW_PIECES: Final = 1024  # and these, however small the limit
 _BESIDE: Final = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
 # A control byte before each piece keeps neighbours apart.
 _MARKS: Final = {role: f"\x1e{role}\x1f" for role in ("developer", "user", "assistant", "tool")}
+_PLAIN_MARKS: Final = {**_MARKS, "system": "\x1esystem\x1f"}
+_AROUND: Final = frozenset({"tools", "functions", *_RENDERING})
 
 
 class Prompt(NamedTuple):
@@ -73,6 +75,10 @@ def normalize(shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int
     `body_bytes` is the size of the body as it came, if known: what can't be longer than the limit is then
     spelt without counting.
     """
+    if shape is Shape.CHAT and body_bytes is not None and body_bytes <= limit:
+        plain = _plain_chat(body)
+        if plain is not None:
+            return plain
     made = _collect(shape, body, limit, body_bytes)
     return made if isinstance(made, Prompt) else made.prompt()
 
@@ -112,6 +118,57 @@ def _collect(shape: Shape, body: Mapping[str, Any], limit: int, body_bytes: int 
     return writer
 
 
+def _plain_chat(body: Mapping[str, Any]) -> Prompt | None:
+    """What most requests are, in half the time: messages of a role and a text. None if there is anything else."""
+    messages = body.get("messages")
+    if type(messages) is not list or len(messages) > _FEW_PIECES or not body.keys().isdisjoint(_AROUND):
+        return None
+    pieces: list[str] = []
+    turns: list[int] = []
+    answering = False
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, content = message.get("role"), message.get("content")
+        if type(role) is not str or type(content) is not str or role not in _PLAIN_MARKS:
+            return None
+        if role == "assistant":
+            if not answering:
+                turns.append(len(pieces))
+            answering = True
+        else:
+            answering = False
+            if role == "system" and content.startswith(_BILLING):
+                return None
+        pieces.append(_PLAIN_MARKS[role])
+        pieces.append(content)
+    return _prompt(pieces, turns, None)
+
+
+def _prompt(pieces: list[str], turns: list[int], limit: int | None) -> Prompt:
+    """The pieces as bytes, cut at the limit. `turns`: how many pieces there were before each answer."""
+    text = "".join(pieces)
+    parts: list[str] | list[bytes] = pieces
+    if text.isascii():
+        encoded = text.encode()
+    else:
+        parts = [_encoded(piece) for piece in pieces]
+        encoded = b"".join(parts)
+    size = place = len(encoded)
+    if limit is not None and size > limit:
+        encoded = encoded[:limit]
+    if not turns:
+        return Prompt(encoded, (), size)
+    end = len(parts)
+    places = []
+    for turn in turns[: -_TURNS - 1 : -1]:  # the last ones are near the end: count from there
+        place -= sum(map(len, parts[turn:end]))
+        end = turn
+        if 0 < place <= len(encoded):
+            places.append(place)
+    return Prompt(encoded, tuple(places), size)
+
+
 class _Writer:
     """Collects pieces of text until `room` (characters, each of one byte at least) is used up.
 
@@ -134,22 +191,7 @@ class _Writer:
 
     def prompt(self) -> Prompt:
         """What was collected, as bytes."""
-        pieces, limit = self._pieces, self.limit
-        text = "".join(pieces)
-        parts: list[str] | list[bytes] = pieces
-        if text.isascii():
-            encoded = text.encode()
-        else:
-            parts = [_encoded(piece) for piece in pieces]
-            encoded = b"".join(parts)
-        place, end = len(encoded), len(parts)
-        places = []
-        for turn in self._turns[: -_TURNS - 1 : -1]:  # the last ones are near the end: count from there
-            place -= sum(map(len, parts[turn:end]))
-            end = turn
-            if 0 < place <= limit:
-                places.append(place)
-        return Prompt(encoded if len(encoded) <= limit else encoded[:limit], tuple(places), len(encoded))
+        return _prompt(self._pieces, self._turns, self.limit)
 
     def size_bytes(self) -> int:
         """The size of what was collected, cut or not."""

@@ -20,7 +20,7 @@ from stickyroute.openai.prompt import NO_PROMPT, Prompt, measure, normalize
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Shape
 from stickyroute.routing.anchor import Anchors
-from stickyroute.routing.keys import NO_KEYS, Needs, RequestKeys, candidate_keys
+from stickyroute.routing.keys import NO_KEYS, Needs, RequestKeys, second_key
 from stickyroute.routing.prefix import Prefixes
 from stickyroute.routing.sessions import Sessions
 
@@ -39,6 +39,8 @@ _PER_REQUEST = frozenset({
 
 # Engines keep prefixes with different values of these apart: equal prompts share nothing across them.
 _NAMESPACES = ("cache_salt", "extra_key", "lora_path")
+_SCOPES: Final = 1024  # models whose scope is kept spelt out, if it has no more than so many bytes
+_SCOPE_BYTES: Final = 512
 
 _NOT_IN_A_NAME = frozenset(' \t\r\n":,;()<>[]{}@/\\?=')
 
@@ -65,6 +67,7 @@ class AffinityRule:
         "_headers",
         "_key",
         "_limit",
+        "_scopes",
         "_size",
         "_sources",
         "_tenant_header",
@@ -100,6 +103,7 @@ class AffinityRule:
         self.anchors = anchors
         self.sessions = Sessions(defaults.PREFIX_SESSIONS) if sessions is None else sessions
         self._limit = prefixes.limit_bytes
+        self._scopes: dict[str | None, tuple[int, bytes]] = {}
 
     def keys(
         self,
@@ -140,7 +144,7 @@ class AffinityRule:
                 prompt = normalize(shape, body, self._limit, asked.body_bytes)
                 if not prompt.text:
                     continue
-                root = _root(asked)
+                root = self._scope(asked)[0]
                 chain: Sequence[int] = self.prefixes.chain(prompt.text, root)
                 place = self._place(shape, prompt, chain, root, pool)
                 affinity = self._of_tenant(headers, tenant, place)
@@ -191,7 +195,7 @@ class AffinityRule:
             size_bytes, tokens = measure(shape, asked.body, self._limit, asked.body_bytes)
             return Prompt(b"", (), size_bytes, tokens), ()
         prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
-        return prompt, self.prefixes.chain(prompt.text, _root(asked))
+        return prompt, self.prefixes.chain(prompt.text, self._scope(asked)[0])
 
     def _complete(
         self, affinity: int | None, label: str, prompt: Prompt, chain: Sequence[int], pool: tuple[int, ...]
@@ -200,7 +204,7 @@ class AffinityRule:
         ends = self.prefixes.ends[: len(chain)]
         if affinity is None or not self._chain:
             return RequestKeys(affinity, label, chain, ends, size_bytes, tokens)
-        second = candidate_keys(affinity, 2)[1]
+        second = second_key(affinity)
         # Counted under its second name: the first may be a block's hash, which the anchors count.
         spread = self.anchors.spread(second, pool)
         return RequestKeys(affinity, label, chain, ends, size_bytes, tokens, second, spread)
@@ -247,17 +251,25 @@ class AffinityRule:
         """Every part but the last after its length: no two different requests spell the same bytes."""
         if isinstance(value, str):
             value = value.encode("utf-8", "surrogatepass")
-        owner = tenant.encode("utf-8", "surrogatepass") if tenant else b""
         named = headers.get(self._tenant_header, b"") if self._tenant_header is not None else b""
-        model = asked.model.encode("utf-8", "surrogatepass") if asked.model is not None else b""
-        space = _namespace(asked.body) if asked.body is not None else b""
-        return xxh3_64_intdigest(
-            b"%d:%b%d:%b%d:%b%d:%b%d:%b%b"
-            % (
-                *(len(owner), owner, len(named), named, len(model), model),
-                *(len(space), space, len(source), source, value),
-            )
-        )
+        owner = b"0:0:"
+        if tenant or named:
+            owner = tenant.encode("utf-8", "surrogatepass")
+            owner = b"%d:%b%d:%b" % (len(owner), owner, len(named), named)
+        return xxh3_64_intdigest(b"%b%b%b%b" % (owner, self._scope(asked)[1], source, value))
+
+    def _scope(self, asked: Asked) -> tuple[int, bytes]:
+        """What engines keep cache entries apart by: the hash that every chain of it starts from, and as bytes."""
+        if asked.body is None or asked.body.keys().isdisjoint(_NAMESPACES):
+            scope = self._scopes.get(asked.model)
+            if scope is None:
+                scope = _spell_scope(asked.model, b"")
+                if len(scope[1]) < _SCOPE_BYTES:
+                    if len(self._scopes) >= _SCOPES:
+                        self._scopes.clear()
+                    self._scopes[asked.model] = scope
+            return scope
+        return _spell_scope(asked.model, _namespace(asked.body))
 
 
 def build_affinity(settings: Settings, needs: Needs, before: AffinityRule | None = None) -> AffinityRule:
@@ -301,7 +313,8 @@ class _Source:
         if _differs_per_request(rest.rpartition(".")[2]):
             raise ValueError(f"affinity source {source!r} differs on every request: it keeps nobody in place")
         self.label = f"header:{rest.lower()}" if self.header is not None else source
-        self.name = self.label.encode()
+        name = self.label.encode()
+        self.name = b"%d:%b" % (len(name), name)
 
 
 def _differs_per_request(name: str) -> bool:
@@ -324,8 +337,6 @@ def _field(body: Mapping[str, Any], path: tuple[str, ...]) -> str | None:
 
 def _namespace(body: Mapping[str, Any]) -> bytes:
     space = b""
-    if body.keys().isdisjoint(_NAMESPACES):
-        return space
     for name in _NAMESPACES:
         if name in body:
             value = body[name]
@@ -335,8 +346,7 @@ def _namespace(body: Mapping[str, Any]) -> bytes:
     return space
 
 
-def _root(asked: Asked) -> int:
-    """The hash that every chain of a scope starts from: what engines keep cache entries apart by."""
-    model = asked.model.encode("utf-8", "surrogatepass") if asked.model is not None else b""
-    space = _namespace(asked.body) if asked.body is not None else b""
-    return xxh3_64_intdigest(b"%d:%b%b" % (len(model), model, space))
+def _spell_scope(name: str | None, space: bytes) -> tuple[int, bytes]:
+    model = name.encode("utf-8", "surrogatepass") if name is not None else b""
+    root = xxh3_64_intdigest(b"%d:%b%b" % (len(model), model, space))
+    return root, b"%d:%b%d:%b" % (len(model), model, len(space), space)

@@ -48,6 +48,8 @@ class Anchors:
     __slots__ = (
         "_counts",
         "_growth",
+        "_last_pool",
+        "_last_total",
         "_level_blocks",
         "_level_ends",
         "_mask",
@@ -69,7 +71,9 @@ class Anchors:
         # Instead of shrinking all that was counted, each request weighs a little more than the one before.
         self._weight = 1.0
         self._growth = 2.0 ** (1 / half_life)
-        self._totals: dict[Sequence[int], float] = {}
+        self._totals: dict[Sequence[int], list[float]] = {}  # each alone in a list, to be added to
+        self._last_pool: Sequence[int] = ()
+        self._last_total: list[float] | None = None
         self.common: set[int] = set()
         """Hashes of the levels that are everybody's and hold nothing volatile."""
         block, limit = prefixes.block_bytes, prefixes.limit_bytes
@@ -92,11 +96,19 @@ class Anchors:
         weight = self._weight = self._weight * self._growth
         if weight > _WEIGHT_LIMIT:
             weight = self._rescale()
-        totals = self._totals
-        if pool in totals:
-            totals[pool] += weight
-        else:
-            totals[pool] = self._inherited(pool) + weight
+        if pool is self._last_pool and self._last_total is not None:  # a large fleet's takes long to look up
+            self._last_total[0] += weight
+            return
+        total = self._totals.get(pool)
+        if total is None:
+            self._totals[pool] = total = [self._inherited(pool)]
+        total[0] += weight
+        self._last_pool, self._last_total = pool, total
+
+    def _total(self, pool: Sequence[int]) -> float:
+        if pool is self._last_pool and self._last_total is not None:
+            return self._last_total[0]
+        return self._totals[pool][0]
 
     def share(self, key: int, pool: Sequence[int]) -> float:
         """Count a request with `key`; the part of the pool's recent requests that have it, 0 to 1.
@@ -107,15 +119,18 @@ class Anchors:
         count = self._counts[cell] = self._counts[cell] + self._weight
         if count < _EVIDENCE * self._weight:
             return 0.0
-        return min(1.0, count / self._totals[pool])
+        return min(1.0, count / self._total(pool))
 
     def spread(self, key: int, pool: Sequence[int]) -> int:
         """Count a request with `key`; how many nested candidates it needs: 2, or 4, 8, ... where it alone
         carries more than one backend's part of the requests, so that each gets two thirds of a part at most.
         """
-        backends = len(pool)
-        parts = 1.5 * self.share(key, pool) * backends
+        share = self.share(key, pool)
         spread = 2
+        if not share:
+            return spread
+        backends = len(pool)
+        parts = 1.5 * share * backends
         while spread < parts and spread < backends:
             spread *= 2
         return spread
@@ -210,7 +225,7 @@ class Anchors:
         backends = len(pool)
         if backends < 2:  # nothing to spread over
             return 0.0, float("inf")
-        part = self._totals[pool] / (weight * backends)
+        part = self._total(pool) / (weight * backends)
         low = max(part / 4, min(part / 2, _SETTLED))
         return low * weight, max(part + sqrt(part) + 0.5, _FEWEST) * weight
 
@@ -234,13 +249,14 @@ class Anchors:
         if len(totals) >= _POOLS:
             del totals[min(totals, key=totals.__getitem__)]
         slots = set(pool)
-        return totals[max(totals, key=lambda other: (len(slots.intersection(other)), totals[other]))]
+        return totals[max(totals, key=lambda other: (len(slots.intersection(other)), totals[other]))][0]
 
     def _rescale(self) -> float:
         """Once in a million requests or so: make the numbers small again."""
         scale = 1 / self._weight
         self._counts = array("d", [count * scale for count in self._counts])
-        self._totals = {pool: total * scale for pool, total in self._totals.items()}
+        for total in self._totals.values():
+            total[0] *= scale
         self._weight = 1.0
         return 1.0
 
@@ -254,7 +270,8 @@ class _DryAnchors(Anchors):
         for name in Anchors.__slots__:
             setattr(self, name, getattr(anchors, name))
         self._counts = _Overlay(anchors._counts)
-        self._totals = dict(anchors._totals)
+        self._totals = {pool: list(total) for pool, total in anchors._totals.items()}
+        self._last_total = None
         self.common = set(anchors.common)
 
     def _rescale(self) -> float:

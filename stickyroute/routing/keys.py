@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import IntFlag
 from typing import Final, NamedTuple
 
-__all__ = ["NO_KEYS", "Needs", "RequestKeys", "candidate_keys"]
+__all__ = ["NO_KEYS", "Needs", "RequestKeys", "candidate_keys", "second_key"]
 
 _WORD: Final = (1 << 64) - 1
 # Odd: multiplying by it is a bijection of 64-bit words, and so its powers.
@@ -34,7 +34,7 @@ class RequestKeys(NamedTuple):
 
     `affinity` is a 64-bit hash, None for a request that nothing ties to a backend; `source` is the configured
     source that gave it ("header:x-session-id", "prefix"), empty without one. `second` is the key of the
-    second place on the ring, equal to `candidate_keys(affinity, 2)[1]`.
+    second place on the ring, equal to `second_key(affinity)`.
 
     `chain[i]` is the hash of the first `ends[i]` bytes of the normalized prompt, and of what engines keep
     cache entries apart by; two prompts share a hash exactly where they are equal up to there. What comes
@@ -58,13 +58,16 @@ class RequestKeys(NamedTuple):
 NO_KEYS: Final = RequestKeys(None, "")
 
 
+def second_key(key: int) -> int:
+    """The second of a key's places, which is all that most need."""
+    return key * _GOLDEN & _WORD
+
+
 def candidate_keys(key: int, count: int) -> tuple[int, ...]:
     """`count` places on the ring for one key: itself, then others that follow from it alone.
 
     Nested: fewer candidates are always the beginning of more. Two of them may have one home.
     """
-    if count == 2:  # by far the most frequent
-        return key, key * _GOLDEN & _WORD
     # Keys are hashes already. A multiplication scatters what was close; the place on a ring is in the high bits.
     found = [key]
     factor = 1

@@ -25,7 +25,7 @@ _SPAN: Final = re.compile(
 )
 _ZEROS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 # Every span has one of these, and much text with digits has none.
-_SIGNS: Final = (b"0:00", b"0-0", b"0/0", b".0000", b"00000000")
+_SIGN: Final = re.compile(rb"0(?::00|-0|/0|\.0000|0{7})")
 
 # The middle of a UUID, for the same reason; its ends are looked at when one is found.
 _UUID_MIDDLE: Final = re.compile(rb"-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-")
@@ -35,13 +35,10 @@ _UUID: Final = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12
 def has_volatile(text: bytes, end: int) -> bool:
     """Whether a span begins in the first `end` bytes of `text`, which should go LONGEST bytes on."""
     zeros = text.translate(_ZEROS)
-    if zeros != text or b"0" in text:  # some digits
-        for sign in _SIGNS:
-            if sign in zeros:
-                found = _SPAN.search(zeros)
-                if found is not None and found.start() < end:
-                    return True
-                break
+    if _SIGN.search(zeros) is not None:
+        found = _SPAN.search(zeros)
+        if found is not None and found.start() < end:
+            return True
     return _next_uuid(text, 0, end) is not None
 
 
