@@ -199,8 +199,10 @@ class Asker:
         finally:
             self._busy.discard(line)
         if line.keep and line.transport is not None and not line.transport.is_closing():
-            line.idle_since_s = monotonic()
+            line.idle_since_s = now_s = monotonic()
             self._idle.append(line)
+            while self._idle[0].idle_since_s < now_s - IDLE_S:
+                self._idle.pop(0).close()
         else:
             line.close()
         return answer

@@ -204,17 +204,22 @@ async def test_b44_a_compressed_stream_keeps_its_events_apart() -> None:
         assert gzip.decompress(reply.body) == b"".join(events(5))
 
 
-async def test_a_stream_that_hangs_up_right_after_its_head_is_visibly_cut() -> None:
-    async def only_a_head(call: Call) -> None:
-        await call.start(200, [("Content-Type", "text/event-stream")])
-        await finish(call, "close")
+async def only_a_head(call: Call) -> None:
+    await call.start(200, [("Content-Type", "text/event-stream")])
+    await finish(call, "close")
 
-    async with fakes("a", "b") as (a, b), run_proxy([a, b]) as proxy:
-        for fake in (a, b):
-            fake.on(CHAT, only_a_head)
-        with pytest.raises(Truncated):
-            await proxy.ask(ASK)
-        assert len(a.requests) + len(b.requests) == 1
+
+async def test_a_stream_that_hangs_up_right_after_its_head_is_tried_elsewhere() -> None:
+    """Engines send the head of a stream before any work; nothing of it had gone to the client."""
+    async with fakes("a", "b") as (a, b), run_proxy([a, b], policy="round_robin") as proxy:
+        a.on(CHAT, only_a_head)
+        for _ in range(4):
+            reply = await proxy.ask(ASK)
+            assert (reply.status, reply.backend) == (200, "b")
+        assert len(a.requests) >= 1
+        assert (await proxy.metrics()).sum("stickyroute_retries_total", kind="head_only") == len(a.requests)
+        b.on(CHAT, only_a_head)
+        assert (await proxy.ask(ASK)).status == 502
 
 
 async def test_ten_events_in_one_write_arrive_together_and_in_order() -> None:
