@@ -12,11 +12,12 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from uhashring import HashRing
 from xxhash import xxh3_64_intdigest
 
 from stickyroute import defaults
 from stickyroute.routing import ring as ring_module
-from stickyroute.routing.ring import Ring
+from stickyroute.routing.ring import Points, Ring, finish
 from tests.routing.views import spread
 
 KEYS = spread(100)
@@ -33,6 +34,11 @@ def homes(ring: Ring, keys: list[int] = KEYS) -> list[str | None]:
 
 def walks(ring: Ring) -> list[list[str]]:
     return [[ring.members[member] for member in ring.walk(key)] for key in KEYS]
+
+
+def narrow_point(label: str) -> int:
+    """16 possible points, so that nearly every one is contested."""
+    return xxh3_64_intdigest(label.encode()) >> 60 << 60
 
 
 # The laws.
@@ -85,6 +91,66 @@ def test_shares_are_what_keys_get(members: dict[str, int]) -> None:
     ring = build(members)
     assert sum(ring.shares()) == pytest.approx(1 if any(members.values()) else 0)
     assert [share == 0 for share in ring.shares()] == [weight == 0 for weight in members.values()]
+
+
+@given(members=MEMBERS, narrow=st.booleans())
+def test_the_points_are_uhashrings(members: dict[str, int], narrow: bool) -> None:
+    """Also where many collide: of two members the smallest name has it."""
+    point = narrow_point if narrow else ring_module._point
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_module, "_point", point)
+        ring = build(members)
+    placed = {name: members[name] for name in sorted(members, reverse=True) if members[name]}
+    made = HashRing(placed, hash_fn=point, vnodes=16).get_points() if placed else []
+    assert list(ring._points) == [at for at, _ in made]
+    assert [ring.members[owner] for owner in ring._owners] == [name for _, name in made]
+
+
+@given(members=MEMBERS, data=st.data(), narrow=st.booleans())
+def test_a_part_of_a_ring_is_the_ring_of_that_part(
+    members: dict[str, int], data: st.DataObject, narrow: bool
+) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(sorted(members)), unique=True)) if members else []
+    with pytest.MonkeyPatch.context() as patch:
+        if narrow:
+            patch.setattr(ring_module, "_point", narrow_point)
+        points = Points(16)
+        whole = finish(points.build(list(members.items())))
+        part = finish(whole.only([whole.members.index(name) for name in chosen], points))
+        alone = build({name: members[name] for name in chosen})
+    assert homes(part) == homes(alone)
+    assert walks(part) == walks(alone)
+    assert part.fingerprint == alone.fingerprint
+
+
+@given(before=MEMBERS, after=MEMBERS)
+def test_the_moves_are_the_keys_that_have_another_home(before: dict[str, int], after: dict[str, int]) -> None:
+    one, other = build(before, 4), build(after, 4)
+    moved: dict[tuple[str | None, str | None], float] = {}
+
+    def note(loser: str | None, winner: str | None, share: float) -> None:
+        assert share > 0
+        moved[loser, winner] = moved.get((loser, winner), 0.0) + share
+
+    finish(one.moves(other, note))
+    assert all(loser != winner for loser, winner in moved)
+    pairs = {pair for pair in zip(homes(one), homes(other), strict=True) if pair[0] != pair[1]}
+    if any(before.values()) and any(after.values()):
+        assert pairs <= moved.keys()
+    for name, share in zip(one.members, one.shares(), strict=True):
+        kept = share - sum(part for (loser, _), part in moved.items() if loser == name)
+        gained = sum(part for (_, winner), part in moved.items() if winner == name)
+        now = dict(zip(other.members, other.shares(), strict=True)).get(name, 0.0)
+        assert kept + gained == pytest.approx(now, abs=1e-9)
+
+
+def test_points_are_remembered_and_forgotten() -> None:
+    points = Points(16)
+    members = [("a", 2), ("b", 1)]
+    first = list(points.build(members))
+    assert len(list(points.build(members))) == len(first) - 3, "a step for each unit that is not known"
+    points.forget_others(["b"])
+    assert len(list(points.build(members))) == len(first) - 1
 
 
 # Stories.
