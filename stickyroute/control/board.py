@@ -17,7 +17,7 @@ from stickyroute.control.deps import Deps
 from stickyroute.control.history import STEP_S, History
 from stickyroute.control.operate import state_age_s
 from stickyroute.fleet import Backend
-from stickyroute.http.relay import COMPLETE
+from stickyroute.http.words import COMPLETE
 from stickyroute.routing.ring import Ring
 
 __all__ = ["Board"]
@@ -88,8 +88,11 @@ class Board:
         return "token" if guard.token_set else "closed"
 
     def _summary(self, backends: list[dict[str, Any]]) -> dict[str, Any]:
+        traffic = self._deps.metrics.traffic.values()
         return {
             **self._history.minute,
+            "saved_tokens": sum(each.cached_tokens for each in traffic),
+            "saved_cost": sum(each.cost_saved - each.cost_extra for each in traffic),
             "in_flight": sum(backend["in_flight"] for backend in backends),
             "backlog_tokens": sum(backend["backlog_tokens"] for backend in backends),
             "available": sum(1 for backend in backends if backend["available"]),
@@ -252,7 +255,8 @@ def _diagnosis(told: dict[str, Any]) -> dict[str, Any]:
 
 def _headline(row: dict[str, Any]) -> str:
     kind = str(row["kind"])
-    where = f"message {row['message']}" if row["place"] == "message" else row["place"]
+    places = {"system": "the system prompt", "tools": "the tools", "message": f"message {row['message']}"}
+    where = places.get(row["place"], row["place"])
     return f"{kind[:1].upper()}{kind[1:]} in {where}"
 
 

@@ -52,6 +52,10 @@ RESPONSE_OWN = HOP_BY_HOP | {
 
 _PLAIN_CONNECTION = frozenset({b"close", b"keep-alive", b"upgrade", b""})
 
+# The heads of short chunks, ready made: a streamed token is one chunk.
+SHORT_CHUNK = 1024
+CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(SHORT_CHUNK))
+
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 

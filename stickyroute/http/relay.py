@@ -7,50 +7,37 @@ possible.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
 from stickyroute.clock import monotonic
-from stickyroute.http.message import Request, nominated, status_line, without
+from stickyroute.http.handler import RelayHandler
+from stickyroute.http.message import CHUNK_HEADS, SHORT_CHUNK, Request, nominated, status_line, without
 from stickyroute.http.sieve import Sieve
 from stickyroute.http.tunnel import Tunnel
+from stickyroute.http.words import (
+    CLIENT_LEFT,
+    COMPLETE,
+    HEAD_HELD_S,
+    HEAD_ONLY,
+    HEADER_TIMEOUT,
+    REFUSED,
+    UPSTREAM_DIED,
+    UPSTREAM_SILENT,
+)
 
 if TYPE_CHECKING:
     from stickyroute.http.listener import ClientConnection
     from stickyroute.http.upstream import UpstreamConnection
 
-# How an exchange ended, as accounted and logged.
-COMPLETE = "complete"
-CLIENT_LEFT = "client_left"
-CLIENT_STALLED = "client_stalled"
-UPSTREAM_DIED = "upstream_died"
-UPSTREAM_SILENT = "upstream_silent"
-HEADER_TIMEOUT = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
-UPSTREAM_ERROR = "upstream_error"  # the engine ended its stream with an error event
-UPSTREAM_DEAD = "upstream_dead"  # likewise, and it takes no requests any more
-UPSTREAM_ABORTED = "upstream_aborted"  # the engine ended its answer before its time
-REFUSED = "refused"  # answered by the proxy itself
-
-# A failure of an attempt: the head of a reply, and then the connection was lost before any of its body.
-HEAD_ONLY = "head_only"
-
-HEAD_HELD_S = 10.0
-"""The head of a stream is passed on after so long even if nothing follows it: clients, and whoever balances load
-in front of us, have limits of their own for heads."""
-
 # The end of a reply as it is kept: pieces, and of each so many bytes.
 _TAIL_PIECES = 8
 _TAIL_PIECE_BYTES = 4096
 _ENDING = 64  # what a stream says of itself at its end is longer; as in `lane`
-
-# The heads of short chunks, ready made: a streamed token is one chunk.
-_SHORT = 1024
-_CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(_SHORT))
 _BODILESS = frozenset({204, 304})
 
 
-class Relay(ABC):
+class Relay(RelayHandler):
     """Base of an exchange. `head_sent` marks the point of no return: after it, no further attempt is made."""
 
     __slots__ = (
@@ -112,45 +99,6 @@ class Relay(ABC):
         self.paused = False
         self._heard = -1
         self._fed_before_s = 0.0
-
-    # What the subclass decides.
-
-    @abstractmethod
-    def accept(self, status: int) -> bool:
-        """Whether the reply with this status is relayed. False: the subclass has begun another attempt."""
-
-    @abstractmethod
-    def failed(self, failure: str) -> None:
-        """An attempt failed and nothing was sent: try again or answer. `failure` is a word of `upstream`."""
-
-    @abstractmethod
-    def finished(self, end: str) -> None:
-        """The exchange is over; called once, after the last byte went to the client's transport."""
-
-    @abstractmethod
-    def extra_lines(self) -> bytes:
-        """Response fields the proxy adds, complete lines."""
-
-    def doubts(self, status: int, own: dict[bytes, bytes]) -> bool:
-        """Whether the beginning of the body must be seen before the reply is relayed; `own`: its fields."""
-        return False
-
-    def judge(self, status: int, opening: bytes, last: bool) -> bool | None:
-        """Whether a reply in doubt is relayed, by the beginning of its body; `last`: it is all of it.
-
-        None: not known yet, never if `last`. False: the subclass has begun another attempt or answered.
-        """
-        return True
-
-    def relaying(self, status: int) -> None:
-        """The reply with this status is the one that is relayed; nothing of it was sent yet."""
-
-    def answering(self) -> None:
-        """The first byte of the body is on its way to the client."""
-
-    def has_begun(self, piece: bytes) -> bool:
-        """Whether the reply proper began with this piece of the body; asked until it did, if `looking`."""
-        return True
 
     def keep_tail(self) -> None:
         """Keep the end of the body: the last pieces in `tail`, of each no more than 4 KB."""
@@ -327,8 +275,8 @@ class Relay(ABC):
             if last:
                 end = b"\r\n0\r\n\r\n"
                 self._ended = True
-            if size < _SHORT:
-                data = b"".join((head, _CHUNK_HEADS[size], data, end))
+            if size < SHORT_CHUNK:
+                data = b"".join((head, CHUNK_HEADS[size], data, end))
             else:
                 data = b"%b%x\r\n%b%b" % (head, size, data, end)
         elif head:

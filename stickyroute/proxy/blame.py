@@ -17,7 +17,7 @@ import random
 from stickyroute.clock import monotonic
 from stickyroute.fleet import Fleet
 from stickyroute.fleet.health import Outcome
-from stickyroute.http.relay import (
+from stickyroute.http.words import (
     CLIENT_LEFT,
     UPSTREAM_ABORTED,
     UPSTREAM_DEAD,

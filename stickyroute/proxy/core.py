@@ -5,7 +5,6 @@ Nothing here waits: every step runs to its end inside the callback that made it 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ from stickyroute.fleet.health import Outcome
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
 from stickyroute.http.pool import CONNECT_FAILURES, NO_SOCKET
-from stickyroute.http.relay import HEADER_TIMEOUT
 from stickyroute.http.upstream import BROKEN, GARBAGE, STALE
+from stickyroute.http.words import HEADER_TIMEOUT
 from stickyroute.metrics import Metrics
 from stickyroute.openai.failures import BUSY, DEAD
 from stickyroute.openai.models import unknown_model
@@ -28,6 +27,7 @@ from stickyroute.openai.routes import Route, RouteTable, Shape
 from stickyroute.openai.state import held_id, holds_id
 from stickyroute.proxy.blame import Blame
 from stickyroute.proxy.exchange import Exchange, Target
+from stickyroute.proxy.forward import request_head
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.proxy.hold import Hold
 from stickyroute.proxy.ledger import Ledger, Observer
@@ -39,6 +39,7 @@ from stickyroute.routing.retry import RetryBudget
 from stickyroute.routing.router import Router
 from stickyroute.routing.view import FleetView
 from stickyroute.settings import Settings
+from stickyroute.tracing import Tracer
 
 Learn = Callable[[int, RequestKeys, Shape, str | None, Mapping[str, Any] | None], None]
 """Hears of a request that was sent: the backend's slot, its keys, route, model and body. Must cost next to nothing."""
@@ -50,7 +51,6 @@ Witness = Callable[[Exchange, Asked, str], None]
 and not keep the exchange past its end."""
 
 _UNREAD = Asked(None, False, None)
-_CREDENTIALS = (b"authorization", b"x-api-key")
 # A backend that answers so is full or starting up, and has not begun to work on the request.
 _BUSY = frozenset({429, 503})
 _NO_REPLY = "The backend closed the connection without a reply."
@@ -83,6 +83,7 @@ class Proxy:
         self._ledger = Ledger(fleet, metrics, access_log, observers)
         self._learn = learn
         self._witnesses = witnesses
+        self.tracer: Tracer | None = None
         self._residence = Residence(REMEMBERED_IDS)
         self.in_flight = 0
         self.retune(settings, affinity, router, routes)
@@ -139,6 +140,8 @@ class Proxy:
         exchange.held = held_id(route, request.path, asked.body)
         if self._front.allow_origins:
             exchange.unwanted = CORS_FIELDS  # engines allow any origin by default; two answers are none
+        if self.tracer is not None:
+            exchange.begin_trace(self.tracer, began_s)
         if self._asks_usage and asked.stream:
             exchange.ask_for_usage(asked)
         self.in_flight += 1
@@ -195,31 +198,11 @@ class Proxy:
 
     def _send(self, exchange: Exchange, *, fresh: bool) -> None:
         target = self._targets[exchange.slot]
-        target.pool.send(exchange, self._head(exchange, target), exchange.request.body, fresh=fresh)
-
-    def _head(self, exchange: Exchange, target: Target) -> bytes:
-        """The request head for a backend: the client's end-to-end fields as they came, and our own."""
-        request = exchange.request
-        headers = request.headers
-        parts = [
-            b"%b %b%b HTTP/1.1\r\n" % (request.method, target.base_path, request.target),
-            target.host_line,
-            *request.lines,
-            exchange.client.forwarded_for(headers.get(b"x-forwarded-for")),
-            b"x-request-id: %b\r\n" % request.request_id,
-        ]
-        host = headers.get(b"host")
-        if host is not None:
-            parts.append(b"X-Forwarded-Host: %b\r\n" % host)
-        if target.credential is not None:
-            parts.append(target.credential)
-        elif not self._front.gateway_keys:
-            parts += [b"%b: %b\r\n" % (name, headers[name]) for name in _CREDENTIALS if name in headers]
-        body = request.body
-        if body or b"content-length" in headers or b"transfer-encoding" in headers:
-            parts.append(b"content-length: %d\r\n" % len(body))
-        parts.append(b"connection: upgrade\r\nupgrade: websocket\r\n\r\n" if request.upgrade else b"\r\n")
-        return b"".join(parts)
+        trace = b""
+        if exchange.trace is not None:
+            trace = exchange.traced_attempt(self._fleet.at(exchange.slot).name)
+        head = request_head(exchange, target, trace, own_keys=not self._front.gateway_keys)
+        target.pool.send(exchange, head, exchange.request.body, fresh=fresh)
 
     # What becomes of an attempt.
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from stickyroute.clock import monotonic
 from stickyroute.fleet import Lease, Pool
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request, without
 from stickyroute.http.pool import BackendPool
-from stickyroute.http.relay import COMPLETE, UPSTREAM_ABORTED, UPSTREAM_DEAD, UPSTREAM_ERROR, Relay
+from stickyroute.http.relay import Relay
+from stickyroute.http.words import COMPLETE, UPSTREAM_ABORTED, UPSTREAM_DEAD, UPSTREAM_ERROR
 from stickyroute.openai.ask_usage import UsageSieve, ask_for_usage
 from stickyroute.openai.failures import ABORTED, DEAD, FAILED, LOOK_BYTES, MORE, of_body, of_end, of_opening
 from stickyroute.openai.request import Asked
@@ -20,8 +22,10 @@ from stickyroute.openai.routes import Route
 from stickyroute.openai.state import GivenId, gives_id
 from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_asked, usage_is_told
 from stickyroute.routing.keys import RequestKeys
+from stickyroute.tracing import Trace, Tracer
 
 _ACCEPT_ENCODING = frozenset({b"accept-encoding"})
+_TRACEPARENT = frozenset({b"traceparent"})
 _ENDS = {DEAD: UPSTREAM_DEAD, FAILED: UPSTREAM_ERROR, ABORTED: UPSTREAM_ABORTED}
 
 
@@ -93,6 +97,7 @@ class Exchange(Relay):
         "_look",
         "_sieve",
         "_tells_usage",
+        "_tracer",
         "asks_stream",
         "attempts",
         "blamed",
@@ -107,6 +112,7 @@ class Exchange(Relay):
         "route",
         "silent",
         "slot",
+        "trace",
         "tried",
     )
 
@@ -142,6 +148,8 @@ class Exchange(Relay):
         self._given = GivenId(route) if gives_id(route) else None
         self._look: FirstContent | None = None
         self._sieve: UsageSieve | None = None
+        self.trace: Trace | None = None
+        self._tracer: Tracer | None = None
 
     def accept(self, status: int) -> bool:
         return self._core.wants(self, status)
@@ -215,6 +223,22 @@ class Exchange(Relay):
                 self.tail = None  # nothing is worth keeping, and each token may go the fastest way
         self._core.begun(self)
         return True
+
+    def begin_trace(self, tracer: Tracer, now_s: float) -> None:
+        """Trace the request, if it is one to be traced; the backend then hears of our span, not of the client's."""
+        request = self.request
+        parent = request.headers.get(b"traceparent")
+        trace = self.trace = tracer.begin(parent, now_s)
+        if trace is not None:
+            self._tracer = tracer
+            if parent is not None:
+                request.lines = without(request.lines, _TRACEPARENT)
+
+    def traced_attempt(self, backend: str) -> bytes:
+        """The field that makes what the backend does of this attempt a part of the trace."""
+        assert self._tracer is not None
+        assert self.trace is not None
+        return b"traceparent: %b\r\n" % self._tracer.attempt(self.trace, backend, monotonic())
 
     def ask_for_usage(self, asked: Asked) -> None:
         """Have a stream end with its usage, and its client get the stream without."""

@@ -14,7 +14,7 @@ from stickyroute.errors import NoBackend, NotFound, StickyrouteError, Unauthoriz
 from stickyroute.fleet import Fleet
 from stickyroute.http.listener import ClientConnection
 from stickyroute.http.message import Request
-from stickyroute.http.relay import COMPLETE
+from stickyroute.http.words import COMPLETE
 from stickyroute.metrics import Metrics
 from stickyroute.openai.errors import error_body
 from stickyroute.openai.models import merge_models

@@ -7,7 +7,6 @@ there is no timer, so off costs nothing. A client that leaves takes its request 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from stickyroute.clock import monotonic

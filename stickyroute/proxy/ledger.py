@@ -13,7 +13,7 @@ from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
 from stickyroute.defaults import BYTES_PER_TOKEN
 from stickyroute.fleet import Fleet, Lease
-from stickyroute.http.relay import COMPLETE
+from stickyroute.http.words import COMPLETE
 from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage

@@ -122,7 +122,9 @@ class ModelsWatch:
     async def _ask(self, question: _Question) -> None:
         fleet, slot = self._fleet, question.backend.slot
         try:
-            answer = await question.asker.get("/v1/models", timeout_s=self._timeout_s, limit_bytes=REPLY_BYTES)
+            answer = await question.asker.get(
+                "/v1/models", timeout_s=self._timeout_s, limit_bytes=REPLY_BYTES
+            )
         except AskFailed as failure:
             self._failed(question, failure.why, refused=failure.refused)
             return

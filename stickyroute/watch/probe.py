@@ -123,7 +123,9 @@ class ProbeWatch:
         except AskFailed as failure:
             if failure.refused:
                 patient.failing = True
-                fleet.record_outcome(slot, Outcome.CONNECT_FAILED, monotonic(), random.random(), why=failure.why)
+                fleet.record_outcome(
+                    slot, Outcome.CONNECT_FAILED, monotonic(), random.random(), why=failure.why
+                )
             elif not failure.ours:
                 patient.failing = True
                 fleet.record_probe(slot, False, monotonic(), failure.why)

@@ -100,6 +100,12 @@ class Exchange(Relay):
     def extra_lines(self) -> bytes:
         return b""
 
+    def relaying(self, status: int) -> None:
+        pass
+
+    def answering(self) -> None:
+        pass
+
 
 class Decoded:
     """What an HTTP client makes of the bytes."""

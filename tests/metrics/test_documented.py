@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.http.pool import CONNECT_FAILURES
-from stickyroute.http.relay import UPSTREAM_DIED, UPSTREAM_SILENT
 from stickyroute.http.upstream import BROKEN, DROPPED, GARBAGE, STALE
+from stickyroute.http.words import UPSTREAM_DIED, UPSTREAM_SILENT
 from tests.metrics.test_metrics import busy, text_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stickyroute.http.relay import CLIENT_LEFT, COMPLETE
+from stickyroute.http.words import CLIENT_LEFT, COMPLETE
 from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage
 from stickyroute.proxy.ledger import Ledger, Observer
