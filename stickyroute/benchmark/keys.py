@@ -31,7 +31,7 @@ _USERS: Final = 100_000
 
 
 class Keys:
-    """What one router knows of requests: `pool` are the slots of its backends."""
+    """What one router knows of requests: `pool` are the slots of its backends, for `move` to change."""
 
     def __init__(self, pool: Sequence[int], sources: Sequence[str] = defaults.AFFINITY_SOURCES) -> None:
         self._prefixes = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
@@ -43,6 +43,10 @@ class Keys:
         ends = self._prefixes.ends
         self._at = [end // (BYTES_PER_TOKEN * BLOCK_TOKENS) - 1 for end in ends]
         self._blank = b""
+
+    def move(self, pool: Sequence[int]) -> None:
+        """Other backends from now on."""
+        self._pool = tuple(pool)
 
     def of(self, request: Request) -> RequestKeys:
         """The keys of a request as the proxy would make them."""

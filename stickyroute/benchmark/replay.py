@@ -53,25 +53,25 @@ class Replica:
         specs = [
             BackendSpec(f"gpu-{number}", "http", "127.0.0.1", 8000 + number) for number in range(engines)
         ]
-        self._fleet = Fleet(specs, defaults.RING_VNODES, tuning)
-        self._router = Router(policy, rand)
-        self._keys = Keys(range(engines), sources)
+        self.fleet = Fleet(specs, defaults.RING_VNODES, tuning)
+        self.router = Router(policy, rand)
+        self.keys = Keys(range(engines), sources)
 
     def choose(self, request: Request, now_s: float) -> tuple[int, str, Lease | None]:
-        pool = self._fleet.pool(None)
+        pool = self.fleet.pool(None)
         assert pool is not None  # None stands for all backends
-        keys = self._keys.of(request)
-        self._fleet.settle(now_s)
-        decision = self._router.route(keys, pool.view)
+        keys = self.keys.of(request)
+        self.fleet.settle(now_s)
+        decision = self.router.route(keys, pool.view)
         assert decision is not None  # no backend ever goes away in a replay
-        return decision.slot, decision.reason, self._fleet.lease(decision.slot, keys, now_s, pool)
+        return decision.slot, decision.reason, self.fleet.lease(decision.slot, keys, now_s, pool)
 
     def placed(self, slot: int, sequence: EngineSequence) -> None:
         """Nothing to learn: what a router knows of an engine is what it sent there."""
 
     def scraped(self, slot: int, sample: EngineSample, now_s: float) -> None:
         """A look at an engine's metrics."""
-        self._fleet.record_sample(slot, sample, now_s)
+        self.fleet.record_sample(slot, sample, now_s)
 
 
 def _refused(request: Request, slot: int, reason: str) -> Row:
