@@ -5,6 +5,7 @@
 #   make check       what CI runs: format, lint, types, import floors, and `make test`
 #   make bench       routing policies on simulated engines: a table and an HTML page
 #   make test-slow   soaks of minutes, and every law tried on thousands of random examples; not in CI
+#   make test-browser  the dashboard in headless Chromium; part of `make check` too
 #   make test-real   the same promises in front of real vLLM servers (minutes, gigabytes; not in CI)
 #   make clean       forget .venv and every cache
 
@@ -14,20 +15,21 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test check lint format bench test-slow test-real clean venv
+.PHONY: demo test check lint format bench test-browser test-slow test-real clean venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-core
 	$(BIN)/stickyroute demo $(ARGS)
 
 # Tests start many processes of ours; where no bytecode is kept, each would compile every module again.
-test test-slow test-real: export PYTHONDONTWRITEBYTECODE =
+test test-browser test-slow test-real: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.with-test
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 check: lint
 	$(MAKE) test
+	$(MAKE) test-browser
 
 lint: $(VENV)/.with-test,dev
 	$(BIN)/ruff format --check .
@@ -45,6 +47,10 @@ bench: $(VENV)/.with-core
 test-slow: $(VENV)/.with-test
 	$(BIN)/pytest -n 0 -m slow --timeout 900 $(PYTEST_ARGS)
 	$(BIN)/pytest -m "hypothesis and not slow and not real" --timeout 900 --hypothesis-profile=thorough $(PYTEST_ARGS)
+
+# Where there is no Chromium these are skipped, and it says so.
+test-browser: $(VENV)/.with-test
+	$(BIN)/pytest -n 0 -rs -m browser tests/control $(PYTEST_ARGS)
 
 test-real: $(VENV)/.with-test
 	$(BIN)/pytest -m real --timeout 900 tests/real tests/simulator $(PYTEST_ARGS)

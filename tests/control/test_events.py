@@ -183,7 +183,7 @@ async def test_too_many_watchers_are_told_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_who_reads_nothing_holds_little_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame is a quarter of a megabyte; a reader without a window takes a few of them, and nobody else waits for it."""
+    """A frame is a quarter of a megabyte; a reader without a window takes a few, and nobody else waits for it."""
     monkeypatch.setattr(events, "WRITE_LIMIT_S", 0.3)
     state = Counted(size=1 << 18)
     async with feed(state) as (made, port):

@@ -41,7 +41,7 @@ export class LineChart {
     const known = this.points.filter((point) => this.lines.some((line) => point[line.name] !== null));
     this.empty.hidden = known.length > 0;
     const end = this.points.length ? this.points[this.points.length - 1].at_s : 0;
-    const reach = POINTS * STEP_S;
+    const reach = span(this.points);
     this.drawn = this.points.filter((point) => end - point.at_s <= reach);
     const x = (at_s) => EDGE.left + (1 - (end - at_s) / reach) * (width - EDGE.left - EDGE.right);
     const most = Math.max(...known.flatMap((point) => this.lines.map((line) => point[line.name] ?? 0)), 0);
@@ -56,8 +56,9 @@ export class LineChart {
         svg("text", { class: "tick", x: EDGE.left - 9, y: y(value) + 4, "text-anchor": "end" }, this.format(value)),
       );
     }
-    for (const minutes of width > 360 ? [15, 10, 5] : [15]) {
-      parts.push(svg("text", { class: "tick", x: x(end - minutes * 60), y: height - 4, "text-anchor": minutes === 15 ? "start" : "middle" }, `−${minutes} min`));
+    const minutes = reach / 60;
+    for (const ago of width > 360 ? [minutes, (minutes * 2) / 3, minutes / 3] : [minutes]) {
+      parts.push(svg("text", { class: "tick", x: x(end - ago * 60), y: height - 4, "text-anchor": ago === minutes ? "start" : "middle" }, `−${ago} min`));
     }
     parts.push(svg("text", { class: "tick", x: width - EDGE.right, y: height - 4, "text-anchor": "end" }, "now"));
     for (const line of this.lines) parts.push(...this.path(line, x, y));
@@ -103,6 +104,12 @@ export class LineChart {
     if (last) parts.push(svg("circle", { class: `end ${line.name}`, cx: last[0], cy: last[1], r: 3 }));
     return parts;
   }
+}
+
+/** The seconds to show: a quarter of an hour, less while there is less to show. */
+function span(points) {
+  const known = points.length ? points[points.length - 1].at_s - points[0].at_s : 0;
+  return [180, 360].find((reach) => known <= reach) ?? POINTS * STEP_S;
 }
 
 /** The next round number: 1, 2 or 5 with zeros. */

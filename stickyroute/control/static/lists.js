@@ -32,7 +32,7 @@ export function showAlerts(state) {
 export function showTiles(state) {
   const now = state.summary;
   const tiles = [
-    ["Hit rate", percent(now.hit_rate), "of prompt tokens, last minute", now.hit_rate !== null && now.hit_rate < 0.3 ? "warn" : ""],
+    ["Hit rate", percent(now.hit_rate), now.saved_tokens ? saved(now) : "of prompt tokens, last minute", now.hit_rate !== null && now.hit_rate < 0.3 ? "warn" : ""],
     ["TTFT", seconds(now.ttft_p50_s), now.ttft_p95_s === null ? "median, last minute" : `median; p95 ${seconds(now.ttft_p95_s)}`, ""],
     ["Requests", `${rate(now.requests_s)}/s`, `${count(now.prompt_tokens_s)} prompt tokens/s`, ""],
     ["In flight", count(now.in_flight), now.held ? `and ${count(now.held)} held` : "requests on backends", now.held ? "warn" : ""],
@@ -48,6 +48,12 @@ export function showTiles(state) {
       text(node.children[2], noted);
     },
   );
+}
+
+/** What was not computed again since the start, and what that is worth where the models have prices. */
+function saved(now) {
+  const worth = now.saved_cost >= 100 ? count(now.saved_cost) : now.saved_cost.toFixed(2);
+  return `${count(now.saved_tokens)} tokens saved${now.saved_cost > 0 ? `: ${worth}` : ""}`;
 }
 
 /** Keeps the newest decisions; paused, it leaves what is there. */
