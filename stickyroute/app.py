@@ -18,7 +18,6 @@ import uvloop
 from aiohttp import web
 
 from stickyroute import __version__
-from stickyroute.accesslog import AccessLog
 from stickyroute.control import Deps, build_admin
 from stickyroute.control.insight import Insight
 from stickyroute.errors import ConfigError
@@ -29,6 +28,7 @@ from stickyroute.live.build import backend_specs, gateway_keys, limits_of, liste
 from stickyroute.live.live import Live, Origin, Parts
 from stickyroute.live.reload import Reloader
 from stickyroute.live.targets import Targets
+from stickyroute.live.telemetry import Telemetry
 from stickyroute.live.watches import Watches
 from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import RouteTable
@@ -59,6 +59,7 @@ class App:
             backend_specs(settings), settings.ring.vnodes, tuning_of(settings), rules_of(settings)
         )
         self.metrics = Metrics(self.fleet, __version__)
+        self.telemetry = Telemetry(settings, self.metrics, self.live)
         self.insight = Insight(settings, self.fleet, self.metrics)
         self.live.on_change.append(self.insight.retune)
         self.observers: list[Observer] = [*self.insight.observers]  # of an exchange that is over
@@ -66,7 +67,6 @@ class App:
         self.port = 0
         self.admin_port = 0
         self.reloader = Reloader(self.live)
-        self._access_log: AccessLog | None = None
         self._targets: Targets | None = None
         self._server: Server | None = None
         self._proxy: Proxy | None = None
@@ -93,9 +93,8 @@ class App:
         limits = limits_of(settings)
         tls = listener_tls(settings)
         self._sweeper = sweeper = Sweeper(loop, limits.tick_s)
-        self._access_log = access_log = (
-            AccessLog(settings.access_log, settings.access_log_path) if settings.access_log != "off" else None
-        )
+        self.observers += self.telemetry.open(settings)
+        access_log = self.telemetry.access_log
         self._targets = targets = Targets(loop, limits, sweeper)
         targets.put(self.fleet.backends, {})
         routes = RouteTable(settings.extra_routes)
@@ -125,6 +124,8 @@ class App:
             tuple(self.observers),
             tuple(self.witnesses),
         )
+        fleet_watch.answered_s = proxy.blame.answered_s
+        self.telemetry.watch(proxy, loop)
         self._explainer = Explainer(proxy, self.fleet, front)
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._discovery = discovery = DiscoveryWatch(self.fleet, self.live.refound)
@@ -190,8 +191,7 @@ class App:
             self._sweeper.stop()
         if self._admin is not None:
             await self._admin.cleanup()
-        if self._access_log is not None:
-            self._access_log.close()
+        await self.telemetry.close()
         return dropped
 
     async def _open_admin(self) -> None:

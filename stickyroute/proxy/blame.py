@@ -47,11 +47,12 @@ _ENDS = {
 class Blame:
     """`first_byte_s`: how long the first byte of a stream may take before its silence is told, in seconds."""
 
-    __slots__ = ("_fleet", "first_byte_s")
+    __slots__ = ("_fleet", "answered_s", "first_byte_s")
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.first_byte_s = 0.0
+        self.answered_s: dict[int, float] = {}  # by slot, when it last answered well (monotonic)
 
     def tell(self, exchange: Exchange, outcome: Outcome) -> None:
         """What became of the attempt at hand; nothing else is told of it then."""
@@ -62,9 +63,12 @@ class Blame:
         """The first byte of a reply's body is there."""
         if not exchange.blamed:
             status = exchange.status
-            good = status < 500 or status == 501
-            outcome = Outcome.ANSWERED if good else Outcome.SERVER_ERROR
-            self._fleet.record_outcome(exchange.slot, outcome, monotonic(), random.random())
+            now_s = monotonic()
+            if status < 500 or status == 501:
+                self.answered_s[exchange.slot] = now_s
+                self._fleet.record_outcome(exchange.slot, Outcome.ANSWERED, now_s, 0.0)
+            else:
+                self._fleet.record_outcome(exchange.slot, Outcome.SERVER_ERROR, now_s, random.random())
 
     def waited(self, exchange: Exchange, now_s: float) -> None:
         """There is no byte of the reply yet; called again and again while that is so."""
