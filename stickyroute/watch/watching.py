@@ -6,7 +6,7 @@ last heard of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from stickyroute.fleet import Backend, Fleet
 from stickyroute.settings import Settings
@@ -22,15 +22,13 @@ __all__ = ["FleetWatch"]
 class FleetWatch:
     """Watches a fleet, and follows it: `sync` after each change of its members, `retune` after one of the settings.
 
-    `answered_s(slot)` is when a backend last answered a client (monotonic seconds). Raises ConfigError for an
-    unreadable CA file.
+    `answered_s` has by slot when a backend last answered a client (monotonic seconds), for whoever knows. Raises
+    ConfigError for an unreadable CA file.
     """
 
-    def __init__(
-        self, fleet: Fleet, settings: Settings, answered_s: Callable[[int], float] = lambda slot: 0.0
-    ) -> None:
+    def __init__(self, fleet: Fleet, settings: Settings) -> None:
         self._fleet = fleet
-        self._answered_s = answered_s
+        self.answered_s: Mapping[int, float] = {}
         self._heard_s: dict[int, float] = {}
         self._askers = askers = Askers()
         self._clock = clock = FleetClock(fleet)
@@ -99,7 +97,7 @@ class FleetWatch:
         self._askers.close()
 
     def _last_heard_s(self, slot: int) -> float:
-        return max(self._heard_s.get(slot, 0.0), self._answered_s(slot))
+        return max(self._heard_s.get(slot, 0.0), self.answered_s.get(slot, 0.0))
 
     def _dialect(self, backend: Backend) -> str:
         told = self._fleet.sample(backend.slot)
