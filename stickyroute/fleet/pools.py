@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stickyroute.fleet.spec import Backend
 from stickyroute.routing.loads import Loads
-from stickyroute.routing.ring import Points, Ring, finish
+from stickyroute.routing.ring import Points, Ring
 from stickyroute.routing.view import FleetView
 
 __all__ = ["Models", "Pool", "Pools"]
@@ -159,5 +159,5 @@ class Pools:
         ring = self.ring
         if len(slots) != len(self._backends):
             index = {backend.slot: member for member, backend in enumerate(self._backends)}
-            ring = finish(ring.only([index[slot] for slot in slots], self._points))
+            ring = ring.only([index[slot] for slot in slots], self._points)
         return FleetView(ring, slots, ring.weights, self._loads, self._available, bytes_per_token)

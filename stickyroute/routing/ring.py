@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from itertools import compress
 from typing import TypeVar
 
 from uhashring import HashRing
@@ -23,7 +22,8 @@ __all__ = ["Points", "Ring", "finish"]
 
 _STEP_POINTS = 4096  # merged in one step: a few milliseconds
 _KEYS = 1 << 64
-_HAS_PLACE = (-1).__lt__
+_LARGE = 4096  # points; smaller rings are built in no time
+_PART = 16  # a part of a ring is looked up on the whole if it has at least this part (1/16) of the members
 
 
 class Ring:
@@ -48,16 +48,10 @@ class Ring:
         owners: Sequence[int],
         contested: bool = False,
     ) -> None:
-        self.members = members
-        self.weights = weights
         self._points = tuple(points)
         self._owners = tuple(owners)
         self._contested = contested
-        self._placed = sum(1 for weight in weights if weight)
-        self._shares: tuple[float, ...] | None = None
-        # Two replicas with equal fingerprints agree on every home.
-        placed = sorted((name, weight) for name, weight in zip(members, weights, strict=True) if weight)
-        self.fingerprint = xxh3_64_hexdigest(repr((len(self._points), placed)).encode())
+        self._name(members, weights, len(self._points))
 
     @classmethod
     def build(cls, members: Sequence[tuple[str, int]], vnodes: int) -> Ring:
@@ -66,6 +60,15 @@ class Ring:
         Raises ValueError for a name given twice, a negative weight or fewer than one point.
         """
         return finish(Points(vnodes).build(members))
+
+    def _name(self, members: tuple[str, ...], weights: tuple[int, ...], points: int) -> None:
+        self.members = members
+        self.weights = weights
+        self._placed = sum(1 for weight in weights if weight)
+        self._shares: tuple[float, ...] | None = None
+        # Two replicas with equal fingerprints agree on every home.
+        placed = sorted((name, weight) for name, weight in zip(members, weights, strict=True) if weight)
+        self.fingerprint = xxh3_64_hexdigest(repr((points, placed)).encode())
 
     def home(self, key: int) -> int:
         """The index of the member that owns `key`; -1 on a ring without points."""
@@ -111,24 +114,14 @@ class Ring:
             yield
         self._shares = tuple(part / _KEYS for part in owned)
 
-    def only(self, members: Sequence[int], points: Points) -> Generator[None, None, Ring]:
-        """The ring of these members alone, in this order, in steps."""
+    def only(self, members: Sequence[int], points: Points) -> Ring:
+        """The ring of these members alone, in this order."""
         given = [(self.members[member], self.weights[member]) for member in members]
-        if self._contested:
-            # Who loses a point here may be the one to have it there.
-            return (yield from points.build(given))
-        index = [-1] * len(self.members)
-        for place, member in enumerate(members):
-            index[member] = place
-        kept: list[int] = []
-        owners: list[int] = []
-        for start in range(0, len(self._points), _STEP_POINTS):
-            here = list(map(index.__getitem__, self._owners[start : start + _STEP_POINTS]))
-            stays = list(map(_HAS_PLACE, here))
-            kept += compress(self._points[start : start + _STEP_POINTS], stays)
-            owners += compress(here, stays)
-            yield
-        return Ring(tuple(name for name, _ in given), tuple(weight for _, weight in given), kept, owners)
+        few = len(self._points) <= _LARGE or _PART * len(members) < len(self.members)
+        # Where points collide, who loses one here may be the one to have it there.
+        if few or self._contested:
+            return finish(points.build(given))
+        return _Part(self, members, points.vnodes)
 
     def moves(
         self, after: Ring, moved: Callable[[str | None, str | None, float], None]
@@ -160,6 +153,56 @@ class Ring:
             done += 1
             if not done % _STEP_POINTS:
                 yield
+
+
+class _Part(Ring):
+    """The ring of some members, looked up on the ring of all: made in no time, where another would take long."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, whole: Ring, members: Sequence[int], vnodes: int) -> None:
+        index = [-1] * len(whole.members)
+        for place, member in enumerate(members):
+            index[member] = place
+        self._index = tuple(index)
+        self._points = whole._points
+        self._owners = whole._owners
+        self._contested = False
+        self._name(
+            tuple(whole.members[member] for member in members),
+            tuple(whole.weights[member] for member in members),
+            vnodes * sum(whole.weights[member] for member in members),
+        )
+
+    def home(self, key: int) -> int:
+        """As of any ring."""
+        return next(self.walk(key), -1)
+
+    def walk(self, key: int) -> Iterator[int]:
+        """As of any ring."""
+        owners, index = self._owners, self._index
+        left = self._placed
+        seen = set()
+        at = bisect_right(self._points, key)
+        for stretch in (range(at, len(owners)), range(at)) if left else ():
+            for i in stretch:
+                owner = index[owners[i]]
+                if owner >= 0 and owner not in seen:
+                    yield owner
+                    seen.add(owner)
+                    left -= 1
+                    if not left:
+                        return
+
+    def share_steps(self) -> Generator[None, None, None]:
+        """As of any ring."""
+        kept = [(point, self._index[owner]) for point, owner in zip(self._points, self._owners, strict=True)]
+        yield
+        kept = [(point, owner) for point, owner in kept if owner >= 0]
+        yield
+        alone = Ring(self.members, self.weights, [point for point, _ in kept], [owner for _, owner in kept])
+        yield from alone.share_steps()
+        self._shares = alone.shares()
 
 
 class Points:
@@ -217,7 +260,9 @@ class Points:
             points += here
             owners += map(owner_of.__getitem__, here)
             yield
-        return Ring(names, weights, points, owners, contested)
+        frozen = tuple(points)
+        yield
+        return Ring(names, weights, frozen, owners, contested)
 
     def forget_others(self, names: Collection[str]) -> None:
         """Keep the points of these members alone."""

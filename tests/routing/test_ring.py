@@ -106,20 +106,27 @@ def test_the_points_are_uhashrings(members: dict[str, int], narrow: bool) -> Non
     assert [ring.members[owner] for owner in ring._owners] == [name for _, name in made]
 
 
-@given(members=MEMBERS, data=st.data(), narrow=st.booleans())
+@given(members=MEMBERS, data=st.data(), narrow=st.booleans(), large=st.booleans())
 def test_a_part_of_a_ring_is_the_ring_of_that_part(
-    members: dict[str, int], data: st.DataObject, narrow: bool
+    members: dict[str, int], data: st.DataObject, narrow: bool, large: bool
 ) -> None:
+    """Whether it is built, or looked up on the whole."""
     chosen = data.draw(st.lists(st.sampled_from(sorted(members)), unique=True)) if members else []
     with pytest.MonkeyPatch.context() as patch:
         if narrow:
             patch.setattr(ring_module, "_point", narrow_point)
         points = Points(16)
         whole = finish(points.build(list(members.items())))
-        part = finish(whole.only([whole.members.index(name) for name in chosen], points))
+        if large:
+            patch.setattr(ring_module, "_LARGE", 0)
+        part = whole.only([whole.members.index(name) for name in chosen], points)
+        patch.undo()
+        if narrow:
+            patch.setattr(ring_module, "_point", narrow_point)
         alone = build({name: members[name] for name in chosen})
     assert homes(part) == homes(alone)
     assert walks(part) == walks(alone)
+    assert part.shares() == pytest.approx(alone.shares())
     assert part.fingerprint == alone.fingerprint
 
 
