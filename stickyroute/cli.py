@@ -9,6 +9,7 @@ A failure that a person can mend is one line on stderr, never a traceback.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 
 from stickyroute import __version__
 from stickyroute.console import commands as console
+from stickyroute.console import inquiries
 from stickyroute.errors import ConfigError
 
 _DELEGATED = {
@@ -37,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(flags)
     except ConfigError as error:
         return _fail(error.message)
+    except BrokenPipeError:
+        # Who read our output has seen enough; what is left of it goes nowhere, in silence.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         return _fail(_told(error))
     except KeyboardInterrupt:
@@ -167,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     console.add_commands(commands)
+    inquiries.add_commands(commands)
     for name, text in _DELEGATED.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser

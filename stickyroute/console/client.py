@@ -89,9 +89,9 @@ class Admin:
         """The JSON at a path. Raises Refused for an error status, ConfigError when nobody answers in our way."""
         return self._ask("GET", path)
 
-    def post(self, path: str) -> Any:
-        """The same for a change."""
-        return self._ask("POST", path, b"{}")
+    def post(self, path: str, body: bytes = b"{}") -> Any:
+        """The same for a change, or for what is asked with a JSON body."""
+        return self._ask("POST", path, body)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -111,7 +111,7 @@ class Admin:
         except (ConnectionError, http.client.RemoteDisconnected):
             self.close()
             if not kept:
-                raise self._silent("nobody answers") from None
+                raise self._silent("nobody listens there") from None
             # The port closed a connection that lay idle; what we ask may be asked twice.
             try:
                 status, answer = self._send(method, path, body, headers)

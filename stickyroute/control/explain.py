@@ -180,8 +180,9 @@ def _verdict(answer: Mapping[str, Any]) -> list[str]:
     for mark, name in (("*", "choice"), ("2", "runner_up")):
         found = answer[name]
         if found is not None:
+            why = f" ({found['reason']})" if found["reason"] else ""
             lines.append(
-                f"{mark} {name.replace('_', '-'):9} {found['backend']} ({found['reason']}), "
+                f"{mark} {name.replace('_', '-'):9} {found['backend']}{why}, "
                 f"first token in about {_ms(found['predicted_ttft_s'])} ms, {found['overlap']:.0%} of the prompt held"
             )
     if answer["looks_at"]:

@@ -106,6 +106,8 @@ class Explainer:
         answer["looks_at"] = LOOKS_AT.get(router.policy, ())
         answer["choice"] = self._chosen(choice, rows)
         answer["runner_up"] = self._chosen(second, rows)
+        if second is not None:
+            answer["runner_up"]["reason"] = None  # it is chosen only where the first can't be
         if choice is None:
             answer["notes"].append("No backend can take this request now.")
 
