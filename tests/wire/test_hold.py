@@ -10,6 +10,8 @@ from tests.support.fake_backend import held as held_back
 from tests.support.raw_client import request
 from tests.support.run_proxy import RunningProxy, run_proxy
 
+OFTEN = {"interval_s": 0.02}
+
 
 async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
@@ -28,7 +30,7 @@ async def gone(fake: FakeBackend, proxy: RunningProxy) -> None:
 
 
 async def test_requests_wait_for_a_backend_that_comes_back_in_their_order() -> None:
-    async with fakes() as fake, run_proxy([fake], hold={"requests": 10, "wait_s": 30}) as proxy:
+    async with fakes() as fake, run_proxy([fake], probe=OFTEN, hold={"requests": 10, "wait_s": 30}) as proxy:
         await gone(fake, proxy)
         asking = []
         for user in range(3):
@@ -42,7 +44,7 @@ async def test_requests_wait_for_a_backend_that_comes_back_in_their_order() -> N
 
 
 async def test_who_is_one_too_many_is_refused_at_once_and_the_others_in_time() -> None:
-    async with fakes() as fake, run_proxy([fake], hold={"requests": 2, "wait_s": 0.3}) as proxy:
+    async with fakes() as fake, run_proxy([fake], probe=OFTEN, hold={"requests": 2, "wait_s": 0.3}) as proxy:
         await gone(fake, proxy)
         waiting = [asyncio.create_task(proxy.ask()) for _ in range(2)]
         await until(lambda: held(proxy) == 2)
@@ -56,7 +58,7 @@ async def test_who_is_one_too_many_is_refused_at_once_and_the_others_in_time() -
 
 
 async def test_a_client_that_leaves_makes_room() -> None:
-    async with fakes() as fake, run_proxy([fake], hold={"requests": 1, "wait_s": 30}) as proxy:
+    async with fakes() as fake, run_proxy([fake], probe=OFTEN, hold={"requests": 1, "wait_s": 30}) as proxy:
         await gone(fake, proxy)
         async with await proxy.client() as client:
             client.send(request())
@@ -73,7 +75,7 @@ async def test_a_request_waits_where_everybody_is_full() -> None:
     gate = asyncio.Event()
     async with fakes() as fake:
         entry = fake.settings() | {"max_in_flight": 1}
-        async with run_proxy([entry], hold={"requests": 5, "wait_s": 30}) as proxy:
+        async with run_proxy([entry], probe=OFTEN, hold={"requests": 5, "wait_s": 30}) as proxy:
             fake.on("/v1/chat/completions", held_back(gate))
             asking = [asyncio.create_task(proxy.ask()) for _ in range(3)]
             await until(lambda: held(proxy) == 2)
@@ -82,7 +84,7 @@ async def test_a_request_waits_where_everybody_is_full() -> None:
 
 
 async def test_a_proxy_that_stops_answers_who_waits() -> None:
-    async with fakes() as fake, run_proxy([fake], hold={"requests": 1, "wait_s": 300}) as proxy:
+    async with fakes() as fake, run_proxy([fake], probe=OFTEN, hold={"requests": 1, "wait_s": 300}) as proxy:
         await gone(fake, proxy)
         waiting = asyncio.create_task(proxy.ask())
         await until(lambda: held(proxy) == 1)
