@@ -32,6 +32,7 @@ REFUSED_LAST_S = 5.0
 _EVENTS = 1000  # kept until somebody takes them
 _LIMITLESS = 1 << 62
 _SILENT_PATIENCE = 6.0
+_CALM_S = 10.0  # without a panic until it is said to be over, since it may come and go
 
 
 class HealthBook:
@@ -53,7 +54,9 @@ class HealthBook:
         self.marked = bytearray(len(available))
         """Who is not simply well: of any other, an answer need not be told."""
         self._panic: set[int] = set()
-        self._now_s = float("-inf")
+        self._panic_told = False
+        self._calm_s = 0.0  # since when nobody is used who is out
+        self._now_s = 0.0
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self.ejections: dict[int, int] = {}
         """How often each slot was ejected, by whoever was in it."""
@@ -93,7 +96,7 @@ class HealthBook:
     def regroup(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Other sets of backends serve one model together."""
         self._groups = tuple(groups)
-        self._publish(self._now_s, quietly=True)
+        self._publish(self._now_s)
 
     def join(self, slot: int, now_s: float) -> None:
         """Somebody new is in the slot."""
@@ -186,6 +189,9 @@ class HealthBook:
 
     def tick(self, now_s: float) -> None:
         """Pauses end as time passes. Costs nothing while all are well."""
+        if self._panic_told and not self._panic and now_s >= self._calm_s + _CALM_S:
+            self._panic_told = False
+            self.note(now_s, -1, "panic_over", "enough backends are in again", True)
         if 1 not in self.marked:
             return
         changed = False
@@ -233,29 +239,7 @@ class HealthBook:
 
     def state(self, slot: int, now_s: float, in_flight: int, began_in_flight: int) -> BackendState:
         """All of one backend's state."""
-        record = self._records[slot]
-        why, since_s = "", record.probe_since_s
-        if record.operator is not Operator.ACTIVE:
-            why, since_s = f"{record.operator.value}, by the operator", record.operator_since_s
-        elif record.refused:
-            why, since_s = record.refused_why, record.refused_since_s
-        elif record.ejected:
-            why, since_s = record.ejected_why, record.ejected_since_s
-        elif record.probe is Health.UNHEALTHY:
-            why = record.probe_why or "probes fail"
-        return BackendState(
-            operator=record.operator.value,
-            health=record.probe.value,
-            ejected=record.refused or record.ejected,
-            why=why,
-            since_s=since_s,
-            available=bool(self.available[slot]),
-            in_flight=in_flight,
-            began_in_flight=began_in_flight,
-            trying=record.trying,
-            paused_s=max(0.0, record.busy_until_s - now_s),
-            refusals=record.refusals if record.refused else 0,
-        )
+        return self._records[slot].state(bool(self.available[slot]), now_s, in_flight, began_in_flight)
 
     def retry_at_s(self, slot: int) -> float | None:
         """When one that refuses is due for another look; None for any other."""
@@ -389,16 +373,16 @@ class HealthBook:
             record.refused or record.ejected or record.busy_until_s or record.failures or record.silent
         )
 
-    def _publish(self, now_s: float, *, quietly: bool = False) -> None:
+    def _publish(self, now_s: float) -> None:
         """Bring `available`, `pinnable` and `limits` up to date."""
         now_s = self._now_s = max(self._now_s, now_s)
         members = {slot: self._records[slot] for slot in self._names}
         choice = choose(members, self._groups, self.rules.panic, now_s)
-        if choice.panic and not self._panic and not quietly:
-            told = f"{len(choice.panic)} backends that are out are used: too few are left"
-            self.note(now_s, -1, "panic", told, False)
-        elif self._panic and not choice.panic and not quietly:
-            self.note(now_s, -1, "panic_over", "enough backends are in again", True)
+        if choice.panic and not self._panic_told:
+            self._panic_told = True
+            self.note(now_s, -1, "panic", "backends that are out are used: too few others are left", False)
+        elif self._panic and not choice.panic:
+            self._calm_s = now_s
         self._panic = choice.panic
         used = choice.well | choice.panic | choice.trial
         for slot, record in members.items():

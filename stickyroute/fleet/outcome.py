@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stickyroute import defaults
-from stickyroute.fleet.states import Operator
+from stickyroute.fleet.states import BackendState, Operator
 
 __all__ = ["Event", "Health", "HealthRules", "Outcome", "Record"]
 
@@ -107,3 +107,28 @@ class Record:
         self.ejected_why = ""
         self.trial_good = 0
         self.trial_since_s: float | None = None  # since when its one request is under way
+
+    def state(self, available: bool, now_s: float, in_flight: int, began_in_flight: int) -> BackendState:
+        """In the words of the fleet."""
+        why, since_s = "", self.probe_since_s
+        if self.operator is not Operator.ACTIVE:
+            why, since_s = f"{self.operator.value}, by the operator", self.operator_since_s
+        elif self.refused:
+            why, since_s = self.refused_why, self.refused_since_s
+        elif self.ejected:
+            why, since_s = self.ejected_why, self.ejected_since_s
+        elif self.probe is Health.UNHEALTHY:
+            why = self.probe_why or "probes fail"
+        return BackendState(
+            operator=self.operator.value,
+            health=self.probe.value,
+            ejected=self.refused or self.ejected,
+            why=why,
+            since_s=since_s,
+            available=available,
+            in_flight=in_flight,
+            began_in_flight=began_in_flight,
+            trying=self.trying,
+            paused_s=max(0.0, self.busy_until_s - now_s),
+            refusals=self.refusals if self.refused else 0,
+        )

@@ -124,8 +124,9 @@ class Pools:
         return pool
 
     def groups(self) -> set[tuple[int, ...]]:
-        """The sets of slots that requests are spread over."""
-        return {pool.slots for pool in self._all() if pool.slots}
+        """The sets of slots that requests are spread over: of each model, or all while none is known."""
+        groups = {pool.slots for pool in self._all() if pool.slots and pool is not self.anyone}
+        return groups or {self.anyone.slots}
 
     def _all(self) -> Iterable[Pool]:
         yield self.anyone
