@@ -76,8 +76,8 @@ class Told:
         slots = range(len(events.engines))
         self.held: list[Counter[int]] = [Counter() for _ in slots]
         self._known: set[int] = set()
-        self._keys = replica._keys
-        self.index: Index = replica._fleet.loads.index
+        self._keys = replica.keys
+        self.index: Index = replica.fleet.loads.index
         for slot in slots:
             self.index.follow(slot, True)
 
@@ -167,7 +167,7 @@ class ExactReplay(Replay):
         self._choosers = list(told)
         if mode == "resident":
             for one in told:
-                books = one._replica._fleet._books
+                books = one._replica.fleet._books
                 index = Resident(defaults.INDEX_ENTRIES, [defaults.KV_TOKENS] * spec.engines)
                 index.told = one
                 books.loads.index = index
