@@ -27,6 +27,7 @@ test test-browser test-slow test-real: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.with-test
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+check: export REQUIRE_PROMTOOL = 1
 check: lint
 	$(MAKE) test
 	$(MAKE) test-browser

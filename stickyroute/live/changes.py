@@ -17,7 +17,8 @@ __all__ = ["LIVE", "Change", "changes", "in_force"]
 
 LIVE = frozenset({
     "access_log_sample", "admin_token", "affinity", "api_keys", "backends", "bounded_ring", "cors", "discovery",
-    "extra_routes", "health", "hold", "limits", "log_level", "models_interval_s", "policy", "prices", "probe", "reload_on_change",
+    "extra_routes", "health", "hold", "limits", "log_level", "models_interval_s", "policy", "prices", "probe",
+    "reload_on_change",
     "response_headers", "retries", "room", "scrape", "sticky.bound", "sticky.floor_tokens",
     "sticky.tolerance", "strict_json", "strict_models", "timeouts", "tls", "usage",
 })  # fmt: skip

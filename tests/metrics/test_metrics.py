@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.clock import monotonic
 from stickyroute.fleet.sample import Sample
 from stickyroute.metrics import ConfigFigures, Metrics, PrefixBreaks, Prices, ShadowFigures, counters
+from stickyroute.metrics.exposition import gauge, render
 from stickyroute.metrics.histogram import DURATION_BUCKETS_S, TTFT_BUCKETS_S
 from stickyroute.openai.usage import Usage
-
-PROMTOOL = "/usr/bin/promtool"
+from tests.support.promtool import promtool
 
 
 class FakeFleet:
@@ -467,19 +468,35 @@ def test_labels_are_escaped() -> None:
     assert backends == {"a", 'odd"\\\nname'}
 
 
-def test_promtool_or_the_parser_accepts_the_output() -> None:
-    output = text_of(busy())
-    try:
-        checked = subprocess.run(
-            [PROMTOOL, "check", "metrics"], input=output, capture_output=True, check=False
-        )
-    except FileNotFoundError:
-        families = list(text_string_to_metric_families(output.decode()))
-        assert all(family.type != "unknown" for family in families)
-        assert len({family.name for family in families}) == len(families)
-    else:
-        assert checked.returncode == 0, checked.stdout + checked.stderr
-        assert checked.stderr == b""
+def test_promtool_and_the_parsers_accept_the_output() -> None:
+    metrics = busy()
+    output = text_of(metrics)
+    families = list(text_string_to_metric_families(output.decode()))
+    assert all(family.type != "unknown" for family in families)
+    assert len({family.name for family in families}) == len(families)
+    promtool("check", "metrics", stdin=output)
+    strict = {family.name for family in parse_openmetrics(text_of(metrics, openmetrics=True).decode())}
+    assert strict == {family.name for family in families}
+
+
+def test_a_scrape_comes_in_small_parts_and_shows_a_family_whole() -> None:
+    metrics = metrics_of(FakeFleet(backends=[f"b{number}" for number in range(64)]))
+    for number in range(64):
+        record(metrics, backend=f"b{number}")
+    parts = [part.count(b"\n") for part in metrics.text()]
+    assert len(parts) > 5
+    assert max(parts) < 700
+    text = b"".join(metrics.text()).decode()
+    for family in text_string_to_metric_families(text):
+        assert text.count(f"# TYPE {family.name}") >= 1
+
+
+def test_values_that_are_no_numbers_are_written_as_prometheus_wants_them() -> None:
+    rows: list[tuple[tuple[str, ...], float]] = [(("a",), math.inf), (("b",), -math.inf), (("c",), math.nan)]
+    text = b"".join(render([gauge("x", "Help \\ with\nlines.", ("l",), rows)])).decode()
+    assert text == (
+        '# HELP x Help \\\\ with\\nlines.\n# TYPE x gauge\nx{l="a"} +Inf\nx{l="b"} -Inf\nx{l="c"} NaN\n'
+    )
 
 
 def test_two_apps_in_one_process_do_not_meet() -> None:
