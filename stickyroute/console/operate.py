@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TextIO
 from urllib.parse import quote
 
 from stickyroute.console.client import Admin, Refused, open_admin
@@ -22,17 +22,11 @@ _POLL_S = 0.5
 _STILL_RUNNING = 3
 
 
-class _Clock(Protocol):
-    def monotonic(self) -> float: ...
-    def sleep(self, seconds: float) -> None: ...
-
-
-def operate(action: str, flags: argparse.Namespace, out: TextIO | None = None, clock: _Clock = time) -> int:
+def operate(action: str, flags: argparse.Namespace) -> int:
     """Tell every backend named, then wait if asked to. Returns the exit code; ConfigError is the caller's."""
-    out = out if out is not None else sys.stdout
     admin = open_admin(flags)
     code = 0
-    told: list[str] = []
+    left: list[str] = []
     for name in dict.fromkeys(flags.names):
         try:
             answer = admin.post(f"/backends/{quote(name, safe='')}/{action}")
@@ -40,16 +34,17 @@ def operate(action: str, flags: argparse.Namespace, out: TextIO | None = None, c
             print(f"stickyroute: {action} {clean(name)}: {clean(str(refused))}", file=sys.stderr)
             code = 1
             continue
-        told.append(name)
+        if answer["in_flight"]:
+            left.append(name)
         if "warning" in answer:
             print(f"stickyroute: {clean(answer['warning'])}", file=sys.stderr)
-        print(clean(answer["told"].removesuffix(" " + answer.get("warning", "\0"))), file=out, flush=True)
-    if action == "drain" and (flags.wait or flags.timeout is not None) and told:
+        print(clean(answer["told"].removesuffix(" " + answer.get("warning", "\0"))), flush=True)
+    if action == "drain" and (flags.wait or flags.timeout is not None) and left:
         try:
-            code = max(code, _Wait(admin, told, out, clock).until_drained(flags.timeout))
+            code = max(code, _Wait(admin, left, sys.stdout).until_drained(flags.timeout))
         except KeyboardInterrupt:
             print(
-                f"stickyroute: not waiting any longer; still draining: {', '.join(map(clean, told))}",
+                f"stickyroute: not waiting any longer; still draining: {', '.join(map(clean, left))}",
                 file=sys.stderr,
             )
             raise
@@ -57,15 +52,14 @@ def operate(action: str, flags: argparse.Namespace, out: TextIO | None = None, c
 
 
 class _Wait:
-    def __init__(self, admin: Admin, names: list[str], out: TextIO, clock: _Clock) -> None:
+    def __init__(self, admin: Admin, names: list[str], out: TextIO) -> None:
         self._admin = admin
         self._left = dict.fromkeys(names, 0)
-        self._clock = clock
         self._out = out
         self._progress: Callable[[str], None] = _rewriting(out) if out.isatty() else _by_line(out)
 
     def until_drained(self, timeout_s: float | None) -> int:
-        began_s = self._clock.monotonic()
+        began_s = time.monotonic()
         code = 0
         while True:
             for name in list(self._left):
@@ -81,18 +75,18 @@ class _Wait:
                     self._done(name, f"{clean(name)} takes requests again: somebody took it back.")
                     code = 1
                 elif not state["in_flight"]:
-                    waited = span(self._clock.monotonic() - began_s)
+                    waited = span(time.monotonic() - began_s)
                     self._done(name, f"{clean(name)} is drained: nothing runs there, after {waited}.")
             if not self._left:
                 return code
-            waited_s = self._clock.monotonic() - began_s
+            waited_s = time.monotonic() - began_s
             still = ", ".join(f"{clean(name)} {left} left" for name, left in self._left.items())
             if timeout_s is not None and waited_s >= timeout_s:
                 self._progress("")
                 print(f"stickyroute: after {span(waited_s)} still draining: {still}", file=sys.stderr)
                 return _STILL_RUNNING
             self._progress(f"draining: {still}")
-            self._clock.sleep(_POLL_S if timeout_s is None else min(_POLL_S, max(0.0, timeout_s - waited_s)))
+            time.sleep(_POLL_S if timeout_s is None else min(_POLL_S, max(0.0, timeout_s - waited_s)))
 
     def _done(self, name: str, text: str) -> None:
         del self._left[name]

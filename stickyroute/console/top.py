@@ -21,6 +21,7 @@ from typing import TextIO
 
 from stickyroute.console.client import Admin, Refused, open_admin
 from stickyroute.console.screen import Style, draw
+from stickyroute.console.text import clean
 from stickyroute.errors import ConfigError
 
 __all__ = ["top"]
@@ -41,7 +42,8 @@ def top(flags: argparse.Namespace, out: TextIO | None = None) -> int:
         else:
             _watch(admin, out, flags.no_color)
     except Refused as refused:
-        print(f"stickyroute: {refused}", file=sys.stderr)
+        hint = f" Is {admin.url} the admin port?" if refused.status == 404 else ""
+        print(f"stickyroute: {clean(str(refused))}{hint}", file=sys.stderr)
         return 1
     finally:
         admin.close()

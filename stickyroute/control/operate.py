@@ -102,7 +102,7 @@ def _told(name: str, was: str, now: str, left: int) -> str:
         else f"{left} {'request runs' if left == 1 else 'requests run'} there"
     )
     if now == "draining":
-        return f"{name} is draining: {running}."
+        return f"{name} is {'draining' if left else 'drained'}: {running}."
     if now == "disabled":
         return f"{name} is disabled: {running}."
     return f"{name} takes requests again."
