@@ -71,9 +71,9 @@ class Record:
 
     __slots__ = (
         "back_s", "bad", "busy_until_s", "cause", "ejected", "ejected_since_s", "ejected_why", "failures",
-        "good", "level", "operator", "operator_since_s", "probe", "probe_since_s", "probe_why", "reachable_s", "refusals",
-        "refused", "refused_since_s", "refused_why", "retry_at_s", "silent", "trial_good", "trial_since_s",
-        "trying", "until_s",
+        "good", "level", "operator", "operator_since_s", "probe", "probe_since_s", "probe_why",
+        "reachable_s", "refusals", "refused", "refused_since_s", "refused_why", "retry_at_s", "silent",
+        "trial_good", "trial_since_s", "trying", "until_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float = 0.0) -> None:
