@@ -17,6 +17,9 @@ HIGH_WATER = 0.8
 _DECISIONS_LEAST = 5
 _DECISIONS_ONCE = 10
 _FINDINGS = 3
+_NAME_LEAST = 14
+_FIRST_TO_GO = ("KEYS", "WEIGHT", "TRAF")
+"""Columns that a narrow terminal does without."""
 
 _COLOURS = {"good": "32", "warn": "33", "bad": "31", "quiet": "2", "bold": "1", "accent": "36"}
 _REASONS = {"home": "good", "warm": "accent", "spill": "warn", "failover": "bad"}
@@ -142,6 +145,10 @@ def _fleet(state: dict[str, Any], style: Style) -> list[str]:
         _Column("TTFT", 6, lambda b: (seconds(b["ttft_s"]), "")),
     ]
     longest = max((width(clean(backend["name"])) for backend in state["backends"]), default=0)
+    wanted = max(7, min(longest, _NAME_LEAST))
+    for title in _FIRST_TO_GO:
+        if style.columns - sum(column.columns + 1 for column in fixed) < wanted:
+            fixed = [column for column in fixed if column.title != title]
     room = style.columns - sum(column.columns + 1 for column in fixed)
     columns = [
         _Column("BACKEND", min(room, max(longest, 7)), lambda b: (b["name"], "bold"), left=True),
