@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from stickyroute.control.decisions import Decisions
 from stickyroute.control.doctor import Ward
+from stickyroute.control.shadow import ShadowDesk
 from stickyroute.fleet import Fleet
 from stickyroute.metrics import Metrics
 from stickyroute.proxy import Observer, Witness
@@ -22,14 +23,17 @@ class Insight:
     def __init__(self, settings: Settings, fleet: Fleet, metrics: Metrics) -> None:
         self.decisions = Decisions(fleet, settings.decisions)
         self.doctor = Ward(settings, fleet)
+        self.shadow = ShadowDesk(settings, fleet)
         metrics.sources.breaks = self.doctor.breaks
-        self.observers: list[Observer] = [self.decisions.record]
-        self.witnesses: list[Witness] = [self.doctor.offer]
+        metrics.sources.shadow = self.shadow.figures
+        self.observers: list[Observer] = [self.decisions.record, self.shadow.ended]
+        self.witnesses: list[Witness] = [self.doctor.offer, self.shadow.sent]
 
     def retune(self, settings: Settings) -> None:
         """Go by these settings from here on."""
         self.decisions.resize(settings.decisions)
         self.doctor.retune(settings)
+        self.shadow.retune(settings)
 
     def start(self) -> None:
         """Begin what goes on beside requests."""

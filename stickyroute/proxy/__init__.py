@@ -5,9 +5,10 @@ state between its attempts, `ledger` closes it. Bytes and sockets belong to `htt
 shared state to `fleet`.
 """
 
-from stickyroute.proxy.core import Proxy, Witness
+from stickyroute.proxy.core import Proxy
 from stickyroute.proxy.exchange import Exchange, Target
 from stickyroute.proxy.front import Front
 from stickyroute.proxy.ledger import Observer
+from stickyroute.proxy.witness import Witness
 
 __all__ = ["Exchange", "Front", "Observer", "Proxy", "Target", "Witness"]

@@ -31,6 +31,7 @@ from stickyroute.proxy.forward import request_head
 from stickyroute.proxy.front import CORS_FIELDS, Front, problem_body, problem_lines
 from stickyroute.proxy.hold import Hold
 from stickyroute.proxy.ledger import Ledger, Observer
+from stickyroute.proxy.witness import Witness, Witnesses
 from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys
@@ -45,10 +46,6 @@ Learn = Callable[[int, RequestKeys, Shape, str | None, Mapping[str, Any] | None]
 """Hears of a request that was sent: the backend's slot, its keys, route, model and body. Must cost next to nothing."""
 
 Choose = Callable[[RequestKeys, FleetView, Collection[int]], Decision | None]
-
-Witness = Callable[[Exchange, Asked, str], None]
-"""Hears of a request that was sent: what it asks and whose it is (the tenant). Must cost microseconds, never raise,
-and not keep the exchange past its end."""
 
 _UNREAD = Asked(None, False, None)
 # A backend that answers so is full or starting up, and has not begun to work on the request.
@@ -82,7 +79,7 @@ class Proxy:
         self.blame = Blame(fleet)
         self._ledger = Ledger(fleet, metrics, access_log, observers)
         self._learn = learn
-        self._witnesses = witnesses
+        self._witnesses = Witnesses(witnesses)
         self.tracer: Tracer | None = None
         self._residence = Residence(REMEMBERED_IDS)
         self.in_flight = 0
@@ -150,8 +147,8 @@ class Proxy:
         self._metrics.decision_time(exchange.sent_s - began_s)
         if self._learn is not None and exchange.slot >= 0:
             self._learn(exchange.slot, keys, route.shape, asked.model, asked.body)
-        for witness in self._witnesses:
-            witness(exchange, asked, tenant)
+        if self._witnesses and not exchange.over:
+            self._witnesses.tell(exchange, asked, tenant)
 
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""

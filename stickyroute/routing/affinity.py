@@ -275,6 +275,8 @@ class AffinityRule:
 def build_affinity(settings: Settings, needs: Needs, before: AffinityRule | None = None) -> AffinityRule:
     """The rule that the settings ask for. It remembers what `before` remembers, and cuts prompts as that does."""
     affinity, prefix = settings.affinity, settings.prefix
+    if settings.shadow is not None:
+        needs = Needs.CHAIN  # it tells what would be cached
     if before is not None:
         return AffinityRule(
             affinity.sources,
