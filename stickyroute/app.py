@@ -62,6 +62,7 @@ class App:
         self.telemetry = Telemetry(settings, self.metrics, self.live)
         self.insight = Insight(settings, self.fleet, self.metrics)
         self.live.on_change.append(self.insight.retune)
+        self.metrics.sources.discovery = self.live.discovery_figures
         self.observers: list[Observer] = [*self.insight.observers]  # of an exchange that is over
         self.witnesses: list[Witness] = [*self.insight.witnesses]  # of one that was sent
         self.port = 0

@@ -16,11 +16,11 @@ from stickyroute.settings import Settings
 __all__ = ["LIVE", "Change", "changes", "in_force"]
 
 LIVE = frozenset({
-    "access_log_sample", "admin_token", "affinity", "api_keys", "backends", "bounded_ring", "cors", "decisions",
-    "discovery", "doctor", "extra_routes", "health", "hold", "limits", "log_level", "models_interval_s", "policy", "prices", "probe",
-    "reload_on_change",
-    "response_headers", "retries", "room", "scrape", "shadow", "shadow_share", "sticky.bound", "sticky.floor_tokens",
-    "sticky.tolerance", "strict_json", "strict_models", "timeouts", "tls", "usage",
+    "access_log_sample", "admin_token", "affinity", "api_keys", "backends", "bounded_ring", "cors",
+    "decisions", "discovery", "doctor", "extra_routes", "health", "hold", "limits", "log_level",
+    "models_interval_s", "policy", "prices", "probe", "reload_on_change", "response_headers", "retries",
+    "room", "scrape", "shadow", "shadow_share", "sticky.bound", "sticky.floor_tokens", "sticky.tolerance",
+    "strict_json", "strict_models", "timeouts", "tls", "usage",
 })  # fmt: skip
 """Settings, and groups of them, that take effect while the process runs. All others wait for a restart."""
 

@@ -28,6 +28,7 @@ from stickyroute.live.changes import changes, in_force
 from stickyroute.live.preview import Preview
 from stickyroute.live.targets import Targets
 from stickyroute.live.watches import Watches
+from stickyroute.metrics import DiscoveryFigures
 from stickyroute.openai.routes import RouteTable
 from stickyroute.proxy import Front, Proxy
 from stickyroute.routing.affinity import AffinityRule, build_affinity
@@ -219,6 +220,13 @@ class Live:
     def discovery_state(self) -> list[dict[str, Any]]:
         """How each source of discovery goes, as JSON values."""
         return [] if self._parts is None else self._parts.discovery.state()
+
+    def discovery_figures(self) -> list[DiscoveryFigures]:
+        """The same for metrics."""
+        return [
+            DiscoveryFigures(one["source"], one["backends"], one["failures"], one["error"] is not None)
+            for one in self.discovery_state()
+        ]
 
     async def renew_certificate(self) -> None:
         """Read the public port's certificate again: it is another file by now, or the same with other contents."""

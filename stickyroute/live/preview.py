@@ -44,7 +44,7 @@ class Preview:
     def words(self) -> str:
         """The change in one line."""
         plan = self.plan
-        told = [_moved(plan)]
+        told = ["nothing changes" if self.is_empty else _moved(plan)]
         told += [f"{word}: {_some(names)}" for word, names in _members(plan) if names]
         others = [
             str(change)

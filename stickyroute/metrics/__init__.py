@@ -16,12 +16,13 @@ from stickyroute.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, 
 from stickyroute.metrics.families import process_families, request_families
 from stickyroute.metrics.fleet_families import fleet_families
 from stickyroute.metrics.lag import LoopLag
-from stickyroute.metrics.sources import ConfigFigures, PrefixBreaks, ShadowFigures
+from stickyroute.metrics.sources import ConfigFigures, DiscoveryFigures, PrefixBreaks, ShadowFigures
 
 __all__ = [
     "NONE",
     "OTHER",
     "ConfigFigures",
+    "DiscoveryFigures",
     "LoopLag",
     "Metrics",
     "PrefixBreaks",

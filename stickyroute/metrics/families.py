@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from stickyroute.metrics.counters import OTHER, STATUS_CLASSES, Counters
 from stickyroute.metrics.exposition import Family, counter, gauge, histogram
 from stickyroute.metrics.histogram import PROMPT_BUCKETS
-from stickyroute.metrics.sources import ConfigFigures, ShadowFigures
+from stickyroute.metrics.sources import ConfigFigures, DiscoveryFigures, ShadowFigures
 
 __all__ = ["process_families", "request_families"]
 
@@ -145,6 +145,9 @@ def process_families(counters: Counters, version: str) -> Iterator[Family]:
         )
     if sources.config is not None:
         yield from _config(sources.config())
+    found = list(sources.discovery()) if sources.discovery is not None else []
+    if found:
+        yield from _discovery(found)
     if sources.breaks is not None:
         rows = list(sources.breaks())
         labels = ("place", "kind")
@@ -215,6 +218,28 @@ def _config(figures: ConfigFigures) -> Iterator[Family]:
         "When the configuration in force was loaded, seconds since the epoch.",
         (),
         [((), figures.loaded_at_s)],
+    )
+
+
+def _discovery(found: list[DiscoveryFigures]) -> Iterator[Family]:
+    labels = ("source",)
+    yield gauge(
+        "stickyroute_discovery_backends",
+        "Backends that a source of discovery found last.",
+        labels,
+        [((row.source,), row.backends) for row in found],
+    )
+    yield counter(
+        "stickyroute_discovery_failures",
+        "Lookups of a source of discovery that gave no answer.",
+        labels,
+        [((row.source,), row.failures) for row in found],
+    )
+    yield gauge(
+        "stickyroute_discovery_failing",
+        "1 while the last lookup of a source gave no answer that is used, else 0.",
+        labels,
+        [((row.source,), int(row.failing)) for row in found],
     )
 
 

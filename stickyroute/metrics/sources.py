@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["ConfigFigures", "PrefixBreaks", "ShadowFigures", "Sources"]
+__all__ = ["ConfigFigures", "DiscoveryFigures", "PrefixBreaks", "ShadowFigures", "Sources"]
 
 
 class ConfigFigures(NamedTuple):
@@ -19,6 +19,16 @@ class ConfigFigures(NamedTuple):
     applied: int
     refused: int
     loaded_at_s: float
+    failing: bool
+
+
+class DiscoveryFigures(NamedTuple):
+    """How one source of discovery (`source` is its name in the configuration's terms) goes: the backends it found
+    last, the lookups that failed since the start, and whether the last one did."""
+
+    source: str
+    backends: int
+    failures: int
     failing: bool
 
 
@@ -52,6 +62,7 @@ class Sources:
 
     def __init__(self) -> None:
         self.config: Callable[[], ConfigFigures] | None = None
+        self.discovery: Callable[[], Iterable[DiscoveryFigures]] | None = None
         self.breaks: Callable[[], Iterable[PrefixBreaks]] | None = None
         self.shadow: Callable[[], ShadowFigures | None] | None = None
         self.log_lines_dropped: Callable[[], int] | None = None

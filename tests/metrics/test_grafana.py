@@ -65,6 +65,7 @@ def test_every_metric_of_ours_is_on_it() -> None:
         "stickyroute_backend_sample_age_seconds",
         "stickyroute_config_loaded_timestamp_seconds",
         "stickyroute_config_reloads_total",
+        "stickyroute_discovery_failures_total",
         "stickyroute_route_requests_total",
         "stickyroute_written_tokens_total",
     }

@@ -13,7 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.clock import monotonic
 from stickyroute.fleet.sample import Sample
-from stickyroute.metrics import ConfigFigures, Metrics, PrefixBreaks, Prices, ShadowFigures, counters
+from stickyroute.metrics import (
+    ConfigFigures,
+    DiscoveryFigures,
+    Metrics,
+    PrefixBreaks,
+    Prices,
+    ShadowFigures,
+    counters,
+)
 from stickyroute.metrics.exposition import gauge, render
 from stickyroute.metrics.histogram import DURATION_BUCKETS_S, TTFT_BUCKETS_S
 from stickyroute.openai.usage import Usage
@@ -435,6 +443,7 @@ def ask_everybody(metrics: Metrics) -> None:
     """A source for every figure that others keep."""
     sources = metrics.sources
     sources.config = lambda: ConfigFigures(4, 3, 1, 1.8e9, True)
+    sources.discovery = lambda: [DiscoveryFigures("dns:vllm.local", 3, 2, False)]
     sources.breaks = lambda: [PrefixBreaks("system", "clock", 4, 2000.0)]
     sources.shadow = lambda: ShadowFigures("sticky", 10, 7, 1000.0, 800.0, 600.0, 1.2, 1.1)
     sources.log_lines_dropped = lambda: 5
