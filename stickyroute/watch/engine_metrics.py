@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from stickyroute.fleet.sample import Sample
 
-__all__ = ["read_sample"]
+__all__ = ["PageReader", "read_sample"]
 
 # Metric names without their dialect's prefix, and counters without `_total`. The first that a page has wins.
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -76,23 +77,73 @@ def _wanted() -> dict[bytes, tuple[str, str]]:
 _WANTED = _wanted()
 
 
+class PageReader:
+    """Reads the pages of one engine, which has the same lines in the same places from one page to the next: names and
+    labels of the known ones are remembered, so that only their values are read, and the others are not looked at.
+    Now and then, and whenever a line is not where it was, all are.
+    """
+
+    __slots__ = ("_known", "_lines", "_since")
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._known: list[_Known] = []
+        self._since = 0
+
+    def read(self, page: bytes) -> Sample:
+        """What `read_sample` says of the page."""
+        lines = page.split(b"\n")
+        self._since += 1
+        if len(lines) != self._lines or self._since > _TRUSTED or not self._fits(lines):
+            self._known, self._lines, self._since = _look(lines), len(lines), 0
+        return _sample(lines, self._known)
+
+    def _fits(self, lines: list[bytes]) -> bool:
+        return all(lines[known.place].startswith(known.begin) for known in self._known)
+
+
+_TRUSTED = 20
+"""Pages that are read by what is remembered before all lines are looked at again."""
+
+
+class _Known(NamedTuple):
+    """A line with a known name. `begin` is all of it but the value (and the time), `labels` are in it."""
+
+    place: int
+    begin: bytes
+    name: bytes
+    labels: dict[str, str]
+
+
 def read_sample(page: bytes) -> Sample:
     """The figures on a page; a page without any that are known is an empty sample, of no dialect."""
-    found: dict[str, dict[str, list[_Series]]] = {}
-    started_s = None
-    for line in page.split(b"\n"):
+    lines = page.split(b"\n")
+    return _sample(lines, _look(lines))
+
+
+def _look(lines: list[bytes]) -> list[_Known]:
+    known = []
+    for place, line in enumerate(lines):
         name = line.partition(b"{")[0]
         if len(name) == len(line):  # no labels
             name = line.partition(b" ")[0]
+        if name in _WANTED or name == _PROCESS_START:
+            begin = line[: line.rfind(b"}") + 1] if b"{" in line else name
+            known.append(_Known(place, begin, name, _labels(line)))
+    return known
+
+
+def _sample(lines: list[bytes], known: list[_Known]) -> Sample:
+    found: dict[str, dict[str, list[_Series]]] = {}
+    started_s = None
+    for place, begin, name, labels in known:
+        value = _value(lines[place][len(begin) :])
         wanted = _WANTED.get(name)
         if wanted is None:
-            if name == _PROCESS_START:
-                started_s = _value(line)
-            continue
-        value = _value(line)
-        if value is not None:
+            started_s = value
+        elif value is not None:
             dialect, base = wanted
-            found.setdefault(dialect, {}).setdefault(base, []).append((_labels(line), value))
+            found.setdefault(dialect, {}).setdefault(base, []).append((labels, value))
     if not found:
         return Sample()
     dialect = max(found, key=lambda name: len(found[name]))
@@ -202,11 +253,9 @@ def _llamacpp(page: _Page) -> Sample:
 _READERS: dict[str, Callable[[_Page], Sample]] = {"vllm": _vllm, "sglang": _sglang, "llamacpp": _llamacpp}
 
 
-def _value(line: bytes) -> float | None:
+def _value(rest: bytes) -> float | None:
     """The number after name and labels; a time may follow it. What no figure here can be says nothing."""
-    words = line[line.rfind(b"}") + 1 :].split()
-    if b"}" not in line:
-        words = words[1:]
+    words = rest.split()
     if not 1 <= len(words) <= 2:
         return None
     try:

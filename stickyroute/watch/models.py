@@ -30,7 +30,7 @@ ASK_TIMEOUT_S = 2.0
 REPLY_BYTES = 1024 * 1024
 """A list of models longer than this is not read: its models stay as they were."""
 JITTER = 0.1
-MOST_A_SECOND = 25.0
+MOST_A_SECOND = 10.0
 """Questions to all backends together; with more the interval is stretched."""
 
 

@@ -27,8 +27,8 @@ from stickyroute.watch.members import Askers, MemberTasks, stretched_s
 __all__ = ["ProbeWatch"]
 
 JITTER = 0.1
-MOST_A_SECOND = 100.0
-"""Looks at all backends together; with more the interval is stretched."""
+MOST_A_SECOND = 50.0
+"""Looks at all backends together; with more the interval is stretched, but not for those whose looks fail."""
 REPLY_BYTES = 1024 * 1024
 _LAST_PATH = "/v1/models"
 _PATHS = {"sglang": ("/ready", "/ping", _LAST_PATH)}
@@ -65,7 +65,7 @@ class ProbeWatch:
         self._owns_askers = askers is None
         self._clock = clock if clock is not None else FleetClock(fleet)
         self._owns_clock = clock is None
-        self._clock.on_due(self._due)
+        self._clock.on_due(self.look_soon)
         self._tasks = MemberTasks(fleet, "probe", self._make, self._keep_looking)
 
     def start(self) -> None:
@@ -89,7 +89,8 @@ class ProbeWatch:
     def _make(self, backend: Backend) -> _Patient:
         return _Patient(backend, self._askers.of(backend.spec))
 
-    def _due(self, slot: int) -> None:
+    def look_soon(self, slot: int) -> None:
+        """Look at this one now."""
         patient = self._tasks.of(slot)
         if patient is not None:
             patient.due.set()
@@ -101,7 +102,9 @@ class ProbeWatch:
             began_s = monotonic()
             await self._look(patient)
             while True:
-                every_s = stretched_s(self.interval_s, len(self._tasks), MOST_A_SECOND)
+                every_s = self.interval_s
+                if not patient.failing:
+                    every_s = stretched_s(every_s, len(self._tasks), MOST_A_SECOND)
                 pause_s = every_s * random.uniform(1 - JITTER, 1 + JITTER)
                 try:
                     async with asyncio.timeout(max(0.0, began_s + pause_s - monotonic())):

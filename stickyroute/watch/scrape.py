@@ -16,7 +16,7 @@ from stickyroute.fleet import Backend, Fleet
 from stickyroute.fleet.sample import Sample
 from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.engine_loads import read_loads
-from stickyroute.watch.engine_metrics import read_sample
+from stickyroute.watch.engine_metrics import PageReader
 from stickyroute.watch.members import Askers, MemberTasks, stretched_s
 
 __all__ = ["ScrapeWatch"]
@@ -37,8 +37,8 @@ class ScrapeWatch:
     up to a minute while nothing comes.
 
     `timeout_s` bounds one question, connecting included. `record` takes a backend's slot, the sample and the
-    time it came (monotonic seconds), `heard` slot and time of any answer. Raises ConfigError for an unreadable
-    CA file.
+    time it came (monotonic seconds), `heard` slot and time of any answer, `on_failed` the slot when none came.
+    Raises ConfigError for an unreadable CA file.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class ScrapeWatch:
         interval_s: float,
         timeout_s: float,
         heard: Callable[[int, float], None] = lambda slot, now_s: None,
+        on_failed: Callable[[int], None] = lambda slot: None,
         askers: Askers | None = None,
     ) -> None:
         self._fleet = fleet
@@ -56,6 +57,7 @@ class ScrapeWatch:
         self.interval_s = interval_s
         self.timeout_s = timeout_s
         self._heard = heard
+        self._on_failed = on_failed
         self._askers = askers if askers is not None else Askers()
         self._owns_askers = askers is None
         self._tasks = MemberTasks(fleet, "scrape", self._make, self._keep_scraping)
@@ -95,6 +97,7 @@ class ScrapeWatch:
                 return await self._scrape_loads(scrape)
         except AskFailed as failure:
             scrape.say(f"its /metrics cannot be read: {failure.why}")
+            self._on_failed(scrape.backend.slot)
             return False
         return self._answered(scrape, status, page)
 
@@ -114,7 +117,7 @@ class ScrapeWatch:
             what = "is too long" if page is None else f"answered {status}"
             scrape.say(f"its /metrics {what}, so its load is not known")
             return False
-        sample = read_sample(page)
+        sample = scrape.reader.read(page)
         if not sample.dialect:
             scrape.say("its /metrics names nothing that is known of vLLM, SGLang or llama.cpp")
             return False
@@ -135,6 +138,7 @@ class _Scrape:
     def __init__(self, backend: Backend, asker: Asker) -> None:
         self.backend = backend
         self.asker = asker
+        self.reader = PageReader()
         self._said = ""
 
     def say(self, state: str, *, well: bool = False) -> None:

@@ -45,6 +45,7 @@ class FleetWatch:
             interval_s=settings.scrape.interval_s,
             timeout_s=settings.scrape.timeout_s,
             heard=self._heard_s.__setitem__,
+            on_failed=lambda slot: self.probe.look_soon(slot),
             askers=askers,
         )
         self.probe = ProbeWatch(

@@ -1,5 +1,6 @@
 """Metrics pages of real engines, of other versions (by hand, from their sources), and of none."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stickyroute.fleet.sample import Sample
-from stickyroute.watch.engine_metrics import read_sample
+from stickyroute.watch.engine_metrics import PageReader, read_sample
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 PAGES = ["vllm2-metrics-after-evict.txt", "sglang-metrics-after-evict.txt", "llamacpp-metrics-after.txt"]
@@ -221,3 +222,17 @@ def test_a_page_cut_or_spoilt_anywhere_never_raises(name, data):
 def test_garbage_never_raises(tail):
     read_sample(b'vllm:cache_config_info{block_size="16"' + tail)
     read_sample(b"sglang:token_usage" + tail)
+
+
+@pytest.mark.parametrize("name", ["vllm2-metrics-after-evict.txt", "sglang-metrics-after-evict.txt"])
+def test_a_reader_that_remembers_says_what_one_without_memory_says(name: str) -> None:
+    page = (CAPTURES / name).read_bytes()
+    known = next(line for line in page.splitlines() if re.match(rb"\w+:num_re\w+", line))
+    name_of = known.partition(b"{")[0]
+    moved = page.replace(known, known.rpartition(b" ")[0] + b" 17.0")
+    gone = page.replace(known, b"# " + known)
+    other = page.replace(b"# HELP", known.replace(name_of, name_of + b"_x") + b"\n# HELP", 1)
+    reader = PageReader()
+    for seen in (page, page, moved, gone, page, other, moved, b"", page, *[moved] * 25):
+        assert reader.read(seen) == read_sample(seen)
+    assert read_sample(moved) != read_sample(page) != read_sample(gone)

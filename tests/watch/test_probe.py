@@ -149,7 +149,6 @@ async def test_b89_who_left_is_asked_no_more_and_who_came_or_moved_is() -> None:
         fleet = Fleet([spec("a", one.port), spec("b", two.port)], 16)
         async with looking(fleet) as watch:
             await until(lambda: len(one.asked) > 2 and len(two.asked) > 2)
-            tasks = len(asyncio.all_tasks())
             fleet.apply(fleet.plan([spec("a", three.port), spec("c", one.port)]), monotonic())
             watch.sync()
             await until(lambda: len(three.asked) > 2)

@@ -1,0 +1,1 @@
+"""What looking at many backends costs the proxy's process."""
