@@ -7,6 +7,7 @@ the page shows all of it as text.
 
 from __future__ import annotations
 
+import asyncio
 from time import time
 from typing import Any
 
@@ -22,6 +23,8 @@ from stickyroute.routing.ring import Ring
 
 __all__ = ["Board"]
 
+_AT_ONCE = 50
+"""Backends told of in one go, about a millisecond."""
 _DECISIONS = 60
 _MODELS = 3
 _FINDINGS = 8
@@ -39,7 +42,7 @@ class Board:
         self._deps = deps
         self._history = History(deps.metrics)
         self._started_s = monotonic()
-        self._shares: tuple[Ring | None, tuple[float, ...]] = (None, ())
+        self._shares: tuple[Ring | None, dict[str, float]] = (None, {})
         self._diagnosed: tuple[float, dict[str, Any] | None] = (float("-inf"), None)
 
     def step(self, now_s: float) -> None:
@@ -51,13 +54,18 @@ class Board:
         """The charts so far."""
         return {"points": list(self._history.points)}
 
-    def state(self) -> dict[str, Any]:
-        """Everything but the charts, of which it has the last point."""
+    async def state(self) -> dict[str, Any]:
+        """Everything but the charts, of which it has the last point. Gives way to the data plane on its way: of a
+        large fleet there is a lot to tell."""
         now_s = monotonic()
         deps, fleet, settings = self._deps, self._deps.fleet, self._deps.settings()
         points = self._history.points
-        shares = self._key_shares()
-        backends = [self._backend(backend, shares, now_s) for backend in fleet.backends]
+        shares = await self._key_shares()
+        backends: list[dict[str, Any]] = []
+        for backend in fleet.backends:
+            backends.append(self._backend(backend, shares, now_s))
+            if len(backends) % _AT_ONCE == 0:
+                await asyncio.sleep(0)
         everyone = fleet.pool(None)
         return {
             "version": __version__,
@@ -99,7 +107,7 @@ class Board:
             "backends": len(backends),
         }
 
-    def _key_shares(self) -> dict[str, float]:
+    async def _key_shares(self) -> dict[str, float]:
         """Each backend's part of all keys, 0 to 1. Adding up a ring's points takes a while, so it is done once for
         each ring."""
         pool = self._deps.fleet.pool(None)
@@ -107,8 +115,10 @@ class Board:
             return {}
         ring = pool.view.ring
         if self._shares[0] is not ring:
-            self._shares = ring, ring.shares()
-        return dict(zip(ring.members, self._shares[1], strict=True))
+            for _ in ring.share_steps():
+                await asyncio.sleep(0)
+            self._shares = ring, dict(zip(ring.members, ring.shares(), strict=True))
+        return self._shares[1]
 
     def _backend(self, backend: Backend, shares: dict[str, float], now_s: float) -> dict[str, Any]:
         fleet, slot, spec = self._deps.fleet, backend.slot, backend.spec

@@ -8,7 +8,7 @@ WRITE_LIMIT_S is dropped. What a state holds is `board`'s matter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -64,7 +64,7 @@ class Feed:
     """`state` gives what everybody gets each tick, `beginning` what a watcher gets first; both as JSON values."""
 
     def __init__(
-        self, state: Callable[[], Any], beginning: Callable[[], Any], tick_s: float = TICK_S
+        self, state: Callable[[], Awaitable[Any]], beginning: Callable[[], Any], tick_s: float = TICK_S
     ) -> None:
         self._state = state
         self._beginning = beginning
@@ -80,7 +80,7 @@ class Feed:
         """Make a frame each tick while somebody watches. Runs until cancelled."""
         while True:
             await self._someone.wait()
-            self._make()
+            await self._make()
             await asyncio.sleep(self._tick_s)
 
     async def close(self, app: web.Application) -> None:
@@ -90,7 +90,7 @@ class Feed:
 
     async def once(self, request: web.Request) -> web.Response:
         """What a watcher would get now, as one piece of JSON."""
-        body = orjson.dumps({**self._beginning(), **self._state()}, option=orjson.OPT_APPEND_NEWLINE)
+        body = orjson.dumps({**self._beginning(), **await self._state()}, option=orjson.OPT_APPEND_NEWLINE)
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -113,7 +113,7 @@ class Feed:
         reply = web.StreamResponse(headers=_HEADERS)
         await reply.prepare(request)
         if not self._someone.is_set():
-            self._make()  # nobody watched, so what is there is old
+            await self._make()  # nobody watched, so what is there is old
             self._someone.set()
         try:
             await _send(reply, b"retry: 2000\n" + _event("beginning", self._beginning()))
@@ -130,8 +130,8 @@ class Feed:
                 request.transport.abort()
         return reply
 
-    def _make(self) -> None:
-        self._frame = _event("state", self._state())
+    async def _make(self) -> None:
+        self._frame = _event("state", await self._state())
         self._number += 1
         self._turn()
 

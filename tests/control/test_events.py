@@ -130,7 +130,7 @@ class Counted:
         self.made = 0
         self.text = "x" * size
 
-    def __call__(self) -> dict[str, Any]:
+    async def __call__(self) -> dict[str, Any]:
         self.made += 1
         return {"number": self.made, "text": self.text}
 
