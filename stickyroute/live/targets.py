@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from stickyroute.fleet import Backend, BackendSpec
 from stickyroute.http.limits import Limits
@@ -90,9 +89,9 @@ class Targets:
         self._leaving.append(pool)
 
 
-def _route(spec: BackendSpec) -> BackendSpec:
+def _route(spec: BackendSpec) -> tuple[str, str, int, str | None, bool]:
     """What of a backend decides about its connections."""
-    return replace(spec, weight=1, api_key=None, models=None, max_in_flight=None, base_path="")
+    return spec.scheme, spec.host, spec.port, spec.ca, spec.tls_verify
 
 
 def _target(spec: BackendSpec, pool: BackendPool) -> Target:

@@ -6,7 +6,6 @@ Owns the following of the fleet's members by its watches. Must not know what the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from stickyroute.fleet import Backend, BackendSpec, Fleet
@@ -23,23 +22,26 @@ def stretched_s(interval_s: float, members: int, most_a_second: float) -> float:
     return max(interval_s, members / most_a_second)
 
 
-def _way(spec: BackendSpec) -> BackendSpec:
-    """What of a backend decides how it is asked."""
-    return replace(spec, weight=1, models=None, max_in_flight=None)
+_Way = tuple[str, str, int, str, str | None, str | None, bool]
+
+
+def _way(spec: BackendSpec) -> _Way:
+    """What of a backend decides how it is asked. Compared for each of hundreds at every change of the fleet."""
+    return spec.scheme, spec.host, spec.port, spec.base_path, spec.api_key, spec.ca, spec.tls_verify
 
 
 class Askers:
     """The way to each member, shared by the watches: what one of them left open the next may use."""
 
     def __init__(self) -> None:
-        self._by_way: dict[BackendSpec, Asker] = {}
+        self._by_way: dict[_Way, Asker] = {}
 
     def of(self, spec: BackendSpec) -> Asker:
         """Raises ConfigError for an unreadable CA file."""
         way = _way(spec)
         asker = self._by_way.get(way)
         if asker is None:
-            asker = self._by_way[way] = Asker(way)
+            asker = self._by_way[way] = Asker(spec)
         return asker
 
     def keep(self, backends: tuple[Backend, ...]) -> None:
