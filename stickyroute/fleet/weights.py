@@ -104,8 +104,16 @@ class Rooms:
 
     def tick(self, now_s: float) -> None:
         """Time has passed and requests went their way."""
-        for slot in self._known | self._low:
-            self._update(slot, now_s)
+        low, loads, all_figures = self._low, self._loads, self._figures
+        for slot in self._known | low:
+            figures = all_figures[slot]
+            # One with all its room, and no more of ours than at its sample, has nothing to fall for.
+            if (
+                slot in low
+                or loads.in_flight_tokens[slot] > figures.tokens
+                or loads.in_flight[slot] > figures.in_flight
+            ):
+                self._update(slot, now_s)
 
     def warming(self, slot: int, now_s: float) -> float:
         """How far a slow start is, 0 to 1."""
