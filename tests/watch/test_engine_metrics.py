@@ -227,11 +227,13 @@ def test_garbage_never_raises(tail):
 @pytest.mark.parametrize("name", ["vllm2-metrics-after-evict.txt", "sglang-metrics-after-evict.txt"])
 def test_a_reader_that_remembers_says_what_one_without_memory_says(name: str) -> None:
     page = (CAPTURES / name).read_bytes()
-    known = next(line for line in page.splitlines() if re.match(rb"\w+:num_re\w+", line))
-    name_of = known.partition(b"{")[0]
-    moved = page.replace(known, known.rpartition(b" ")[0] + b" 17.0")
+    known = next(
+        line for line in page.splitlines() if re.match(rb"\w+:num_running_reqs|\w+:num_requests_run", line)
+    )
+    begin = known.rpartition(b" ")[0]
+    moved = page.replace(known, begin + b" 17.0")
     gone = page.replace(known, b"# " + known)
-    other = page.replace(b"# HELP", known.replace(name_of, name_of + b"_x") + b"\n# HELP", 1)
+    other = page.replace(known, begin.replace(b'model_name="', b'model_name="x') + b" 3.0")
     reader = PageReader()
     for seen in (page, page, moved, gone, page, other, moved, b"", page, *[moved] * 25):
         assert reader.read(seen) == read_sample(seen)
