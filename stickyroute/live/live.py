@@ -25,7 +25,7 @@ from stickyroute.http.limits import Limits
 from stickyroute.http.sweeper import Sweeper
 from stickyroute.live.build import backend_specs, gateway_keys, limits_of, load_certificate, rules_of
 from stickyroute.live.changes import changes, in_force
-from stickyroute.live.preview import Preview
+from stickyroute.live.preview import Preview, changes_members
 from stickyroute.live.targets import Targets
 from stickyroute.live.watches import Watches
 from stickyroute.metrics import DiscoveryFigures
@@ -249,11 +249,14 @@ class Live:
 
     async def _plan(self, parts: Parts, specs: Sequence[BackendSpec]) -> Plan:
         plan = parts.fleet.plan(specs)
-        for _ in plan.steps():
-            await asyncio.sleep(0)
+        if changes_members(plan):
+            for _ in plan.steps():
+                await asyncio.sleep(0)
         return plan
 
     def _change_members(self, parts: Parts, plan: Plan, contexts: Any) -> None:
+        if not changes_members(plan):
+            return
         applied = parts.fleet.apply(plan, monotonic())
         parts.targets.remove(applied.removed)
         parts.targets.put((*applied.added, *applied.changed), contexts)

@@ -14,7 +14,7 @@ from stickyroute.live.changes import Change, changes
 from stickyroute.routing.ring import Points, Ring
 from stickyroute.settings import Settings
 
-__all__ = ["Preview", "offline"]
+__all__ = ["Preview", "changes_members", "offline"]
 
 NAMED = 5
 """In a line of text; the rest is counted."""
@@ -38,8 +38,8 @@ class Preview:
 
     @property
     def is_empty(self) -> bool:
-        plan = self.plan
-        return not (self.changes or plan.added or plan.removed or plan.changed)
+        """Whether nothing is different at all."""
+        return not (self.changes or changes_members(self.plan))
 
     def words(self) -> str:
         """The change in one line."""
@@ -62,12 +62,13 @@ class Preview:
     def as_json(self) -> dict[str, Any]:
         """The change as JSON values. Shares are parts of all keys, 0 to 1."""
         plan = self.plan
+        moves = changes_members(plan)
         return {
             "summary": self.words(),
-            "moved_share": round(plan.moved_share, 4),
-            "minimum_share": round(plan.minimum_share, 4),
-            "gains": {name: round(share, 4) for name, share in plan.gains.items()},
-            "losses": {name: round(share, 4) for name, share in plan.losses.items()},
+            "moved_share": round(plan.moved_share, 4) if moves else 0.0,
+            "minimum_share": round(plan.minimum_share, 4) if moves else 0.0,
+            "gains": {name: round(share, 4) for name, share in plan.gains.items()} if moves else {},
+            "losses": {name: round(share, 4) for name, share in plan.losses.items()} if moves else {},
             "added": list(plan.added),
             "removed": list(plan.removed),
             "changed": list(plan.changed),
@@ -77,6 +78,11 @@ class Preview:
             "needs_restart": list(self.needs_restart),
             "overruled": list(self.overruled),
         }
+
+
+def changes_members(plan: Plan) -> bool:
+    """Whether anybody comes, goes or is different. If not, no key moves, and the ring need not be made to see that."""
+    return bool(plan.added or plan.removed or plan.changed)
 
 
 def offline(old: Settings, new: Settings) -> str:
@@ -131,8 +137,12 @@ def _members(plan: Plan) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _moved(plan: Plan) -> str:
-    if plan.moved_share == 0:
-        return "no key moves" if not plan.added or not plan.gains else "the first backends: no key moves"
+    if not changes_members(plan) or plan.moved_share == 0:
+        return (
+            "no key moves"
+            if not plan.added or plan.losses or not plan.gains
+            else "the first backends: no key moves"
+        )
     gains = sorted(plan.gains.items(), key=lambda item: -item[1])
     names = [f"{name} gains {_percent(share)}" for name, share in gains]
     return f"{_percent(plan.moved_share)} of keys move, {_some(names)}"

@@ -92,6 +92,7 @@ async def test_a_backend_whose_address_changes_in_dns_is_found_again() -> None:
         }
         found = [{"kind": "dns", "host": "vllm.test", "record": "SRV", "resolver": server.address}]
         async with run_proxy([], discovery=found) as proxy:
+            await until(lambda: names(proxy))
             assert (await proxy.ask()).json["backend"] == "a"
             name = f"vllm-0.test:{a.port}"
             server.records["vllm.test", "SRV"] = [f"0 1 {b.port} vllm-0.test."]
@@ -138,6 +139,7 @@ async def test_a_pod_that_comes_back_under_its_name_gets_its_users_back(tmp_path
                         for i in range(30)
                     ]
 
+            await until(lambda: len(names(proxy)) == 3)
             before = await homes()
             assert set(before) == {"vllm-0", "vllm-1", "vllm-2"}
             gate = asyncio.Event()

@@ -129,11 +129,15 @@ class DiscoveryWatch:
         one.supervisor.start(f"discovery {one.entry.label}", lambda: one.source.run(one))
 
     async def _tell(self) -> None:
+        took_s = 0.0
         while True:
             await self._news.wait()
-            await asyncio.sleep(GATHER_S)
+            # A ring of hundreds of backends takes a while to make: at most a fifth of the time goes into it.
+            await asyncio.sleep(max(GATHER_S, 4 * took_s))
             self._news.clear()
+            began_s = monotonic()
             await self._changed()
+            took_s = monotonic() - began_s
 
     async def _look_again(self) -> None:
         fleet = self._fleet
