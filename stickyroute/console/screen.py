@@ -179,6 +179,8 @@ def _state(backend: dict[str, Any]) -> tuple[str, str]:
         return "disabled", "quiet"
     if backend["health"] == "unhealthy":
         return "unhealthy", "bad"
+    if backend["refused"]:
+        return "down", "bad"
     if backend["ejected"]:
         return "ejected", "bad"
     if backend["operator"] == "draining":
@@ -202,7 +204,7 @@ def _kv(backend: dict[str, Any], bar: int, style: Style) -> tuple[str, str]:
 
 def _weight(backend: dict[str, Any]) -> tuple[str, str]:
     """The operator's weight, or what it acts as where the backend is short of room."""
-    if backend["room"] < 0.995 and backend["weight"]:
+    if backend["room"] < 0.995 and backend["weight"] and backend["available"]:
         return f"{backend['weight'] * backend['room']:.2f}/{backend['weight']}", "warn"
     return str(backend["weight"]), ""
 

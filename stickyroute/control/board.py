@@ -137,6 +137,7 @@ class Board:
             "operator": state.operator,
             "health": state.health,
             "ejected": state.ejected,
+            "refused": state.refusals > 0,
             "available": bool(fleet.available[slot]),
             "why": state.why[:200],
             "for_s": state_age_s(state, now_s),

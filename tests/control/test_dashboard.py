@@ -52,7 +52,7 @@ async def test_it_shows_the_fleet_and_follows_it_in_every_size(page: Page) -> No
         # What happens shows by itself, within a tick.
         port.fleet.record_refused(2, 100.0, 0.5)
         port.metrics.decisions("home")
-        await page.until(f"{row('gpu-3')}.textContent.includes('ejected')")
+        await page.until(f"{row('gpu-3')}.textContent.includes('down')")
         await page.until("document.querySelector('#alerts').textContent.includes('gpu-3')")
         await page.until("document.title.startsWith('2/3')")
         for width, dark, phone in (

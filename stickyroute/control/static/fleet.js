@@ -94,7 +94,7 @@ export class FleetTable {
     text(part.backlog, count(backend.backlog_tokens));
     text(part.queue, backend.backlog_tokens >= 0.5 ? "tokens" : "");
     text(part.weight, String(backend.weight));
-    text(part.effective, backend.room < 0.995 && backend.weight ? `acts as ${(backend.weight * backend.room).toFixed(2)}` : "");
+    text(part.effective, backend.room < 0.995 && backend.weight && backend.available ? `acts as ${(backend.weight * backend.room).toFixed(2)}` : "");
     for (const [name, value] of [["keys", backend.key_share], ["traffic", backend.traffic_share]]) {
       part[`${name}Bar`].style.setProperty("width", `${((value ?? 0) / most) * 100}%`);
       text(part[`${name}Text`], percent(value));
@@ -149,6 +149,7 @@ function models(backend) {
 export function condition(backend) {
   if (backend.operator === "disabled") return ["idle", "disabled"];
   if (backend.health === "unhealthy") return ["bad", "unhealthy"];
+  if (backend.refused) return ["bad", "down"];
   if (backend.ejected) return ["bad", "ejected"];
   if (backend.operator === "draining") return ["idle", backend.in_flight ? "draining" : "drained"];
   if (!backend.available) return ["bad", "unavailable"];
