@@ -7,7 +7,7 @@ policies read them and never write them. Knows nothing of requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from operator import itemgetter
+from operator import itemgetter, mul
 from typing import Any
 
 from stickyroute.routing.loads import Loads
@@ -84,6 +84,11 @@ class FleetView:
         available, loads, slots = self.available, self.loads, self.slots
         weights = self.shares()
         tokens, capacity = loads.in_flight_tokens, loads.capacity_tokens
+        if not self.unplaced and 0 not in available:  # nearly always; in steps of C, for fleets of hundreds
+            total = sum(self.read(tokens)) + sum(self.read(self.in_flight))
+            if self.even and weights is self.weights:
+                return total, sum(self.read(capacity)) * weights[0]
+            return total, sum(map(mul, self.read(capacity), weights))
         total = shares = 0.0
         for member in self.placed:
             slot = slots[member]
