@@ -25,7 +25,7 @@ class DoctorSettings(Group):
     keys: Count = Field(
         default=defaults.DOCTOR_KEYS,
         le=1 << 22,
-        description="Conversations whose last prompts it remembers (hashes and lengths), 1 to 2 KB each.",
+        description="Conversations whose last prompts it remembers (hashes and lengths), 2 to 4 KB each.",
     )
     cpu: Number = Field(
         default=defaults.DOCTOR_CPU,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from stickyroute.openai.segments import MESSAGE, SYSTEM, TOOLS, Segment
+from stickyroute.openai.segments import MESSAGE, SYSTEM, TEMPLATE, TOOLS, Segment
 from stickyroute.routing.doctor.traits import BLOCKS, MASKED, Traits, time_at
 
 __all__ = [
     "CHANGED_TOOLS", "EDITED_SYSTEM", "ID", "JSON_KEYS", "OTHER", "REORDERED", "REORDERED_TOOLS", "REWRITTEN", "TIME",
-    "TRUNCATED", "WHITESPACE", "Break", "Line", "compare",
+    "TRUNCATED", "WHITESPACE", "Break", "Line", "compare", "spelt_place",
 ]  # fmt: skip
 
 TIME: Final = "timestamp or date"
@@ -34,11 +34,19 @@ _SHARED_BYTES: Final = 32  # later text in common that is no coincidence, as an 
 _LEAST_BYTES: Final = 64  # a block of an engine's: who loses less loses nothing
 
 
-class Line(NamedTuple):
-    """The last prompt of a conversation: its parts' places, hashes, sizes; traits of those that were kept, by number
-    of the part."""
+_PLACES: Final = (TOOLS, TEMPLATE, SYSTEM, MESSAGE)
 
-    places: Sequence[tuple[str, int]]
+
+def spelt_place(part: Segment) -> int:
+    """Place and number of a message in 16 bits."""
+    return part.number << 2 | _PLACES.index(part.place)
+
+
+class Line(NamedTuple):
+    """The last prompt of a conversation: its parts' places (by `spelt_place`), hashes, sizes; traits of those that were
+    kept, by number of the part."""
+
+    places: Sequence[int]
     raws: Sequence[int]
     sizes: Sequence[int]
     traits: dict[int, Traits]
@@ -65,10 +73,10 @@ def compare(old: Line, new: Line, parts: Sequence[Segment]) -> tuple[int, Break 
     before = sum(new.sizes[:at])
     if at == most:
         return before, None
-    place, index = new.places[at]
+    place, index = parts[at].place, parts[at].number
     a, b = old.traits.get(at), new.traits.get(at)
     same = 0
-    if a is not None and b is not None and old.places[at][0] == place:
+    if a is not None and b is not None and _place(old, at) == place:
         same = _common(a.blocks, b.blocks)
         offset = BLOCKS.ends[same - 1] if same else 0
         found = _by_traits(a, b, place, parts[at].text, offset)
@@ -87,6 +95,10 @@ def compare(old: Line, new: Line, parts: Sequence[Segment]) -> tuple[int, Break 
     if new.raws[at] in old.raws[at + 1 :]:
         later += new.sizes[at]
     return before + offset, _if_worth(Break(place, index, offset, kind, later))
+
+
+def _place(line: Line, at: int) -> str:
+    return _PLACES[line.places[at] & 3]
 
 
 def _if_worth(broken: Break) -> Break | None:
@@ -129,9 +141,9 @@ def _by_traits(a: Traits, b: Traits, place: str, text: bytes, offset: int) -> tu
 
 def _by_neighbours(old: Line, new: Line, at: int, place: str) -> str:
     """The kind of change, told by what follows in both."""
-    if place == SYSTEM and old.places[at][0] == SYSTEM:
+    if place == SYSTEM and _place(old, at) == SYSTEM:
         return EDITED_SYSTEM
-    if place == TOOLS or old.places[at][0] == TOOLS:
+    if place == TOOLS or _place(old, at) == TOOLS:
         return CHANGED_TOOLS
     if place == MESSAGE and new.raws[at] in old.raws[at + 1 :]:
         return TRUNCATED

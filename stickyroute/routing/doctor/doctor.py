@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from stickyroute.openai.routes import Shape
 from stickyroute.openai.segments import MESSAGE, Segment, segments
-from stickyroute.routing.doctor.compare import Break, Line, compare
+from stickyroute.routing.doctor.compare import Break, Line, compare, spelt_place
 from stickyroute.routing.doctor.findings import Findings
 from stickyroute.routing.doctor.traits import Traits, masked, traits
 
@@ -131,7 +131,7 @@ class Doctor:
                 if len(known) > _TRAITS:
                     known.popitem(last=False)
             own[number] = found
-        return Line([(part.place, part.number) for part in parts], raws, array("L", sizes), own)
+        return Line(array("H", map(spelt_place, parts)), raws, array("I", sizes), own)
 
     def _known(self, raws: Sequence[int], sizes: Sequence[int]) -> int:
         """How many of the first bytes began some earlier prompt, whosever, by whole parts."""
