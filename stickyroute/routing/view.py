@@ -84,7 +84,7 @@ class FleetView:
         available, loads, slots = self.available, self.loads, self.slots
         weights = self.shares()
         tokens, capacity = loads.in_flight_tokens, loads.capacity_tokens
-        if self.placed and not self.unplaced and 0 not in available:  # nearly always; in steps of C, for fleets of hundreds
+        if self.placed and not self.unplaced and 0 not in available:  # in steps of C, for hundreds
             total = sum(self.read(tokens)) + sum(self.read(self.in_flight))
             if self.even and weights is self.weights:
                 return total, sum(self.read(capacity)) * weights[0]
