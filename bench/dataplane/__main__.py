@@ -15,9 +15,11 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 from bench.dataplane import report, rig
 from bench.drivers import DRIVERS, find_drivers
+from bench.drivers.stickyroute import OFF, ON, Stickyroute
 
 QUICK_SCALE = 0.3
 
@@ -54,6 +56,11 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         "--also", action="append", default=[], metavar="POLICY", help="stickyroute with this policy too"
     )
     parser.add_argument(
+        "--watching",
+        action="store_true",
+        help="stickyroute with all that watches requests (log, usage, doctor, decisions, shadow) and with none of it",
+    )
+    parser.add_argument(
         "--phase",
         action="append",
         default=[],
@@ -75,7 +82,13 @@ def main(argv: list[str] | None = None) -> int:
     ]
     ours = next((driver for driver in drivers if driver.name == report.OURS), None)
     if ours is not None:
-        drivers += [replace(ours, policy=policy) for policy in args.also]
+        also = [replace(ours, policy=policy) for policy in args.also]
+        watched = [
+            replace(cast("Stickyroute", one), watching=watching)
+            for one in ([ours, *also] if args.watching else [])
+            for watching in (OFF, ON)
+        ]
+        drivers += [*also, *watched]
     if not drivers:
         print("no router found", file=sys.stderr)
         return 2

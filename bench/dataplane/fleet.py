@@ -25,7 +25,11 @@ from typing import cast
 import uvloop
 
 DIRECTIVE = re.compile(rb"\[tokens=(\d+) every_ms=(\d+)\]")
+USAGE_ASKED = re.compile(rb'"include_usage"\s*:\s*true')
 STREAM = re.compile(rb'"stream"\s*:\s*true')
+ASKED_WITHIN = (
+    256  # bytes from the end: options stand last in what the rig sends, and where a router adds one
+)
 DEFAULT_TOKENS = 16
 GOLDEN = 0.6180339887  # successive multiples, modulo 1, fill an interval evenly: the phases of paced streams
 
@@ -104,6 +108,8 @@ class Script:
         )
         self.token = event(chunk_of({"content": " token"}, None, kind))
         self.end = event(b"[DONE]") + b"0\r\n\r\n"
+        head = {"id": "chatcmpl-0123456789abcdef", "object": kind, "created": 1, "model": "sim"}
+        self.end_with_usage = event({**head, "choices": [], "usage": USAGE}) + self.end
 
 
 CHAT = Script(
@@ -245,24 +251,25 @@ class EngineConnection(asyncio.Protocol):
             self._transport.write(script.unary)
             return
         tokens, every_ms = (int(asked[1]), int(asked[2])) if asked else (DEFAULT_TOKENS, 0)
+        end = script.end_with_usage if USAGE_ASKED.search(body, len(body) - ASKED_WITHIN) else script.end
         if tokens == 0:
             self._transport.write(script.unary)
         elif every_ms == 0:
-            self._transport.write(script.head + script.token * tokens + script.end)
+            self._transport.write(script.head + script.token * tokens + end)
         else:
             self._transport.write(script.head)
             first = self.first_tick(every_ms / 1000)
-            self._timer = self._loop.call_at(first, self._tick, script, tokens, first, every_ms / 1000)
+            self._timer = self._loop.call_at(first, self._tick, script, tokens, first, every_ms / 1000, end)
 
-    def _tick(self, script: Script, left: int, due: float, every_s: float) -> None:
+    def _tick(self, script: Script, left: int, due: float, every_s: float, end: bytes) -> None:
         """Write one token and come back for the next; the schedule does not drift."""
         self._transport.write(script.token)
         due += every_s
         if left > 1:
-            self._timer = self._loop.call_at(due, self._tick, script, left - 1, due, every_s)
+            self._timer = self._loop.call_at(due, self._tick, script, left - 1, due, every_s, end)
             return
         self._timer = None
-        self._transport.write(script.end)
+        self._transport.write(end)
         self._advance()
 
 

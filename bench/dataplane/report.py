@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from bench.dataplane.rig import DIRECT, TRIES, Samples
+from bench.drivers.stickyroute import OFF, ON
 
 OURS = "stickyroute"
 COSTS = {
@@ -207,10 +208,31 @@ def verdicts(found: list[Row]) -> list[str]:
     return [target.verdict(by_name) for target in TARGETS] if OURS in by_name else []
 
 
+WATCHING_LIMITS = {"unary_1k": 1.15, "unary_32k": 1.15, "unary_200k": 1.15, "coalesced": 1.15, "token": 1.05}
+"""What all that watches requests may cost, times the same with none of it."""
+
+
+def watching_verdicts(found: list[Row]) -> list[str]:
+    """One line a phase for each policy that was measured with everything on and off."""
+    by_name = {row.name: row for row in found}
+    lines = []
+    for name, on in by_name.items():
+        off = by_name.get(name.removesuffix(f"+{ON}") + f"+{OFF}")
+        if not name.endswith(f"+{ON}") or off is None:
+            continue
+        for phase, limit in WATCHING_LIMITS.items():
+            value = ratio(on, off, phase)
+            said = (
+                "not measured" if value is None else f"{value:.2f}, {'met' if value <= limit else 'MISSED'}"
+            )
+            lines.append(f"{on.label}: {COSTS[phase]}: at most {limit:.2f} x everything off: {said}")
+    return lines
+
+
 def text(samples: dict[str, Samples]) -> str:
     """The whole report in Markdown."""
     found = rows(samples)
-    targets = "\n".join(f"- {line}" for line in verdicts(found))
+    targets = "\n".join(f"- {line}" for line in verdicts(found) + watching_verdicts(found))
     failures = "\n".join(f"- {row.name}: {failure}" for row in found for failure in row.failures)
     disturbed = "\n".join(f"- {row.name}: {row.disturbed}" for row in found if row.disturbed)
     parts = [

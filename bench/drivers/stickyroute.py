@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.drivers.base import Driver
 
@@ -22,8 +24,16 @@ def _default_policy() -> str:
     return found.group(1) if found else "?"
 
 
+ON, OFF = "watching", "blind"
+"""Everything that watches requests on, or off."""
+
+
+@dataclass(slots=True)
 class Stickyroute(Driver):
-    """Defaults but for where it listens, its backends and the affinity source."""
+    """Defaults but for where it listens, its backends and the affinity source. With `watching`, all that watches
+    requests is ON or OFF; traces, which need a collector, are off in both."""
+
+    watching: str = field(default="")
 
     name = "stickyroute"
     default_policy = _default_policy()
@@ -36,6 +46,34 @@ class Stickyroute(Driver):
         version = re.search(r'__version__ = "([^"]+)"', (package / "__init__.py").read_text())
         return cls(sys.executable, version.group(1) if version else "?")
 
+    @property
+    def label(self) -> str:
+        watching = f", {self.watching}" if self.watching else ""
+        return f"{self.name} {self.version}, {self.policy or self.default_policy}{watching}"
+
+    @property
+    def key(self) -> str:
+        policy = f"{self.name}:{self.policy}" if self.policy else self.name
+        return f"{policy}+{self.watching}" if self.watching else policy
+
+    def _watched(self, folder: Path) -> dict[str, Any]:
+        if self.watching == ON:
+            return {
+                "access_log": "json",
+                "access_log_path": str(folder / "access.log"),
+                "usage": {"read": True, "ask": True},
+                "doctor": {"enabled": True},
+                "shadow": "sticky",
+            }
+        if self.watching == OFF:
+            return {
+                "access_log": "off",
+                "usage": {"read": False},
+                "doctor": {"enabled": False},
+                "decisions": 1,
+            }
+        return {}
+
     def command(self, port: int, backends: list[str], folder: Path) -> list[str]:
         settings = {
             "listen": f"127.0.0.1:{port}",
@@ -43,6 +81,7 @@ class Stickyroute(Driver):
             "policy": self.policy or self.default_policy,
             "affinity": {"sources": ["body:user"]},
             "backends": [{"name": f"b{number}", "url": url} for number, url in enumerate(backends)],
+            **self._watched(folder),
         }
         config = folder / "stickyroute.yaml"
         config.write_text(json.dumps(settings, indent=1))  # JSON is YAML

@@ -81,20 +81,15 @@ class UsageSieve:
             through = self._pass(piece)
             return piece if through == len(piece) else piece[:through] + self.feed(piece[through:])
         text = self._held + piece if self._held else piece
-        if _MARK in text:
-            begin, parts = 0, []
-            while end := _first_end(text, begin):
-                event = text[begin:end]
-                if not self._is_extra(event):
-                    parts.append(event)
-                begin = end
-            out = b"".join(parts)
-        else:
-            begin = _last_end(text)
+        begin = _last_end(text)
+        at = text.find(_MARK, 0, begin)
+        if at < 0:
             if begin == len(text):
                 self._held = b""
                 return text
             out = text[:begin]
+        else:
+            out = self._without(text[:begin], at)
         held = text[begin:]
         if len(held) > _HOLD_BYTES:
             self._passing = True
@@ -103,6 +98,18 @@ class UsageSieve:
             return out + held
         self._held = held
         return out
+
+    def _without(self, events: bytes, at: int) -> bytes:
+        """Whole events less the extra one; the first mark stands at `at`."""
+        parts: list[bytes] = []
+        done = 0
+        while at >= 0:
+            begin, end = _begin_of(events, at), _first_end(events, at)
+            if self._is_extra(events[begin:end]):
+                parts.append(events[done:begin])
+                done = end
+            at = events.find(_MARK, end)
+        return b"".join((*parts, events[done:])) if parts else events
 
     def rest(self) -> bytes:
         """An event without its end, unless it is the extra one all the same."""
@@ -138,8 +145,13 @@ class UsageSieve:
 
 def _first_end(text: bytes, begin: int) -> int:
     """Where the first event from `begin` on ends; 0 if it does not."""
-    found = [at + len(end) for end in _ENDS if (at := text.find(end, begin)) >= 0]
-    return min(found, default=0)
+    first = 0
+    for end in _ENDS:
+        # A text is searched as far as the nearest end that is known: the usual one is near.
+        at = text.find(end, begin, first) if first else text.find(end, begin)
+        if at >= 0:
+            first = at + len(end)
+    return first
 
 
 def _last_end(text: bytes) -> int:
@@ -147,3 +159,11 @@ def _last_end(text: bytes) -> int:
     if text.endswith(_ENDS[0]):
         return len(text)
     return max(at + len(end) if (at := text.rfind(end)) >= 0 else 0 for end in _ENDS)
+
+
+def _begin_of(text: bytes, at: int) -> int:
+    """Where the event begins that `at` lies in."""
+    near = text.rfind(b"data:", 0, at)  # nearly always there, and searching back for an end that is rare takes long
+    if near == 0 or (near > 0 and text.endswith(_ENDS, 0, near)):
+        return near
+    return max(found + len(end) if (found := text.rfind(end, 0, at)) >= 0 else 0 for end in _ENDS)
