@@ -196,9 +196,7 @@ class Board:
         alerts = []
         state = config.state()
         if state["last_error"]:
-            text = (
-                f"the configuration of generation {state['generation']} stays in force: {state['last_error']}"
-            )
+            text = f"a configuration was refused, {state['generation']} stays in force: {state['last_error']}"
             alerts.append(_alert("bad", None, "config", text[:_ALERT_CHARS]))
         for source in config.discovery_state():
             if source.get("error"):

@@ -119,16 +119,10 @@ async def test_with_a_token_set_it_asks_for_it(page: Page) -> None:
         assert [problem for problem in page.problems if "401" not in problem] == []
 
 
-async def test_where_nothing_can_be_changed_the_buttons_say_so(page: Page) -> None:
-    async with admin_port("gpu-1", "gpu-2", admin_listen="0.0.0.0:9090") as port:
-        await opened(page, port)
-        assert await page.evaluate(f"{button('gpu-1', 'Drain')}.disabled")
-        assert "admin_token" in await page.evaluate(f"{button('gpu-1', 'Drain')}.title")
-        assert page.problems == []
-
-
-async def test_many_backends_can_be_filtered(page: Page) -> None:
-    async with admin_port(*(f"gpu-{number:03}" for number in range(150))) as port:
+async def test_many_can_be_filtered_and_where_nothing_can_be_changed_the_buttons_say_so(page: Page) -> None:
+    async with admin_port(
+        *(f"gpu-{number:03}" for number in range(150)), admin_listen="0.0.0.0:9090"
+    ) as port:
         await opened(page, port)
         rows = "document.querySelectorAll('#fleet tbody tr').length"
         assert await page.evaluate(rows) == 100
@@ -139,4 +133,6 @@ async def test_many_backends_can_be_filtered(page: Page) -> None:
             "document.querySelector('#filter').dispatchEvent(new Event('input'))"
         )
         assert await page.evaluate(rows) == 10
+        assert await page.evaluate(f"{button('gpu-140', 'Drain')}.disabled")
+        assert "admin_token" in await page.evaluate(f"{button('gpu-140', 'Drain')}.title")
         assert page.problems == []
