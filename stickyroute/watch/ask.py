@@ -222,7 +222,7 @@ class Asker:
         except OSError as error:
             if error.errno in _OUR_WANT:
                 raise AskFailed(f"cannot be asked: {error}", ours=True) from None
-            raise AskFailed(f"cannot be reached: {error}", refused=True) from None
+            raise AskFailed(f"cannot be reached: {error.strerror or error}", refused=True) from None
         except UnicodeError:
             raise AskFailed("cannot be reached: its host is no name", refused=True) from None
         return line
