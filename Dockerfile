@@ -7,7 +7,7 @@ WORKDIR /src
 RUN python -m venv /opt/stickyroute
 COPY pyproject.toml README.md LICENSE ./
 COPY stickyroute ./stickyroute
-RUN /opt/stickyroute/bin/pip install --no-cache-dir --disable-pip-version-check .
+RUN /opt/stickyroute/bin/pip install --no-cache-dir --disable-pip-version-check '.[dns,events,kubernetes]'
 
 FROM python:3.11-slim
 COPY --from=build /opt/stickyroute /opt/stickyroute

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from stickyroute.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
-CONFIG_FILES = sorted([*(ROOT / "config").glob("*.yaml"), *(ROOT / "deploy").glob("*.yaml")])
+CONFIG_FILES = sorted([*(ROOT / "config").glob("*.yaml"), ROOT / "deploy" / "stickyroute.compose.yaml"])
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `([\w.\[\]]+)` \| (.+?) \| .+ \|$", DOCUMENT, re.MULTILINE))
 
