@@ -153,7 +153,8 @@ class Proxy:
     def _attempt(self, exchange: Exchange) -> None:
         """Choose a backend not tried yet and send the request there, or answer that there is none."""
         keys, pool = exchange.keys, exchange.pool
-        streams = self._watches and exchange.asks_stream  # whether the lease will hear of the first token
+        learns = exchange.learns = self._counts_tokens or bool(keys.chain)
+        streams = learns and exchange.asks_stream  # whether the lease will hear of the first token
         if self._counts_tokens:
             self._fleet.settle(monotonic())
         while True:
@@ -245,7 +246,7 @@ class Proxy:
     def begun(self, exchange: Exchange) -> None:
         """The backend has computed the prompt."""
         exchange.first_token_s = now_s = monotonic()
-        if exchange.lease is not None:
+        if exchange.lease is not None and exchange.learns:
             exchange.lease.first_token(now_s)
 
     def attempt_failed(self, exchange: Exchange, failure: str) -> None:

@@ -87,6 +87,7 @@ class Exchange(Relay):
     `slot` is the backend of the current attempt, -1 before the first. `may_have_run`: a pooled connection was
     dropped under it, most likely unseen by the backend. `held`: the id of what the request comes back to.
     `blamed`, `silent`: the fleet was told of the attempt at hand that it failed, that nothing came for long.
+    `learns`: whether the fleet learns from it, which only who counts tokens goes by.
     `first_token_s`: when the first real token of a stream came, or the first byte of another reply; 0 before, and
     where replies are not looked at.
     """
@@ -104,6 +105,7 @@ class Exchange(Relay):
         "first_token_s",
         "held",
         "keys",
+        "learns",
         "lease",
         "may_have_run",
         "model",
@@ -137,6 +139,7 @@ class Exchange(Relay):
         self.keys = keys
         self.tried: list[int] = []
         self.attempts = 0
+        self.learns = False
         self.first_token_s = 0.0
         self.may_have_run = False
         self.blamed = False

@@ -126,7 +126,8 @@ class Ledger:
             self._tells_cached[tells] = backend
         elif usage.cached_tokens is None and self._tells_cached.get(tells) == backend:
             usage = usage._replace(cached_tokens=0)  # older engines leave the field out where there were none
-        lease.usage(usage, now_s)
+        if exchange.learns:
+            lease.usage(usage, now_s)
         self._metrics.usage(exchange.pool.label, backend, usage, _expected_tokens(lease, usage))
         return usage
 

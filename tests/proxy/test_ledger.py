@@ -40,6 +40,7 @@ class Exchange(SimpleNamespace):
             streams=False,
             asks_stream=False,
             looking=False,
+            learns=True,
             first_byte_s=0.0,
             first_token_s=0.0,
             bytes_out=5,
