@@ -11,6 +11,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stickyroute.benchmark.workloads.chat import Chat
 from stickyroute.openai.routes import Shape
@@ -386,3 +388,29 @@ def test_rules_of_thumb() -> None:
     assert named(0.41, 0.29, 1e6, 0.81, False) == ["overlap", "hit_rate", "kv_used"]
     assert named(None, None, 0.0, None, False) == []
     assert named(0.1, 0.0, 100.0, None, False) == []  # too little to tell
+
+
+words = st.text(alphabet="abc 012:-{}\n", max_size=120)
+chats = st.lists(words, min_size=1, max_size=8)
+
+
+@given(texts=chats, more=chats, tools=st.booleans())
+def test_a_prompt_that_goes_on_never_breaks(texts: list[str], more: list[str], tools: bool) -> None:
+    patient = Patient()
+    asked = {"tools": TOOLS} if tools else {}
+    for seen in range(1, len(texts) + len(more) + 1):
+        messages = [{"role": "user", "content": text} for text in [*texts, *more][:seen]]
+        assert patient.see(body(messages, **asked)) is None
+
+
+@given(before=chats, after=chats)
+def test_what_is_lost_is_never_more_than_the_prompt(before: list[str], after: list[str]) -> None:
+    patient = Patient()
+    for texts in (before, after):
+        asked = body([{"role": "user", "content": text} for text in texts])
+        broken = patient.see(asked)
+    if broken is not None:
+        whole = sum(len(f"user\x1f{text}".encode()) for text in after)
+        assert 0 < broken.lost_bytes <= whole
+        assert 0 <= broken.number < len(after)
+        assert 0 <= broken.offset <= len(f"user\x1f{after[broken.number]}".encode())
