@@ -39,7 +39,7 @@ _HEADERS = {
 def add_routes(app: web.Application, deps: Deps) -> None:
     """GET /events and GET /board, the same once."""
     board = Board(deps)
-    feed = Feed(board.state, board.history_points)
+    feed = Feed(board.state, board.history_points, TICK_S)
     app.router.add_get("/events", feed.events, allow_head=False)
     app.router.add_get("/board", feed.once)
     app.on_shutdown.append(feed.close)
@@ -64,7 +64,7 @@ class Feed:
     """`state` gives what everybody gets each tick, `beginning` what a watcher gets first; both as JSON values."""
 
     def __init__(
-        self, state: Callable[[], Awaitable[Any]], beginning: Callable[[], Any], tick_s: float = TICK_S
+        self, state: Callable[[], Awaitable[Any]], beginning: Callable[[], Any], tick_s: float
     ) -> None:
         self._state = state
         self._beginning = beginning

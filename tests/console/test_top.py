@@ -100,11 +100,10 @@ LEFT = "\x1b[?25h\x1b[?1049l"
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        (lambda terminal: terminal.type(b"q"), 0),
         (lambda terminal: terminal.type(b"\x03"), 130),
         (lambda terminal: terminal.process.send_signal(signal.SIGTERM), 128 + signal.SIGTERM),
     ],
-    ids=["q", "Ctrl-C", "SIGTERM"],
+    ids=["Ctrl-C", "SIGTERM"],
 )
 async def test_it_gives_the_terminal_back_however_it_ends(end: Callable[[Terminal], None], code: int) -> None:
     async with admin_port("gpu-1", "gpu-2") as port:
@@ -121,7 +120,7 @@ async def test_it_gives_the_terminal_back_however_it_ends(end: Callable[[Termina
             terminal.close()
 
 
-async def test_it_follows_the_fleet_and_the_window() -> None:
+async def test_it_follows_the_fleet_and_the_window_until_q() -> None:
     async with admin_port("gpu-1", "gpu-2") as port:
         terminal = Terminal(port)
         try:
@@ -133,5 +132,6 @@ async def test_it_follows_the_fleet_and_the_window() -> None:
             terminal.type(b"q")
             await terminal.until(lambda text: LEFT in text)
             assert await terminal.ended() == 0
+            assert terminal.restored
         finally:
             terminal.close()

@@ -48,7 +48,8 @@ async def watching(port: AdminPort) -> AsyncIterator[Watcher]:
         yield Watcher(reply)
 
 
-async def test_a_watcher_gets_the_charts_and_then_states() -> None:
+async def test_a_watcher_gets_the_charts_and_then_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "TICK_S", 0.01)
     async with admin_port("a", "b") as port, watching(port) as watcher:
         name, value = await watcher.next()
         assert (name, value) == ("beginning", {"points": []})
