@@ -17,7 +17,8 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 def backend(name: str, **other: Any) -> dict[str, Any]:
     return {
         "name": name, "url": "http://x", "models": [], "models_count": None, "operator": "active",
-        "health": "healthy", "ejected": False, "refused": False, "available": True, "why": "", "for_s": 3.0, "warnings": [], "weight": 1,
+        "health": "healthy", "ejected": False, "refused": False,
+        "available": True, "why": "", "for_s": 3.0, "warnings": [], "weight": 1,
         "room": 1.0, "in_flight": 3, "max_in_flight": None, "backlog_tokens": 1234.0, "kv": 0.5, "running": 2,
         "waiting": 0, "kv_stale": False, "key_share": 0.25, "traffic_share": 0.2, "hit_rate": 0.7, "ttft_s": 0.123,
         **other,
