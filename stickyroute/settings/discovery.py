@@ -131,6 +131,9 @@ class DiscoverySettings(Group):
         """What it is called in logs, in /fleet and in metrics."""
         if self.kind == "file":
             return f"file:{self.path}"
+        port = f":{self.port}" if self.port is not None else ""
         if self.kind == "dns":
-            return f"dns:{self.host}" if self.record == "address" else f"dns:{self.host}/{self.record}"
-        return f"kubernetes:{self.namespace + '/' if self.namespace else ''}{self.service or self.selector}"
+            record = f"/{self.record}" if self.record != "address" else ""
+            return f"dns:{self.host}{port}{record}"
+        place = f"{self.namespace}/" if self.namespace else ""
+        return f"kubernetes:{place}{self.service or self.selector}{port}"

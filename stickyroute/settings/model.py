@@ -214,6 +214,7 @@ class Settings(BaseSettings):
             *backend_problems(tuple(enumerate(self.backends)), found=bool(self.discovery)),
             *key_problems(tuple(enumerate(self.api_keys))),
             *listen_problems(self.listen, self.admin_listen),
+            *discovery_problems(self.discovery),
         ]
         if problems:
             raise Problems(problems)
@@ -251,6 +252,18 @@ def key_problems(keys: Sequence[tuple[int, GatewayKey]]) -> Iterator[Problem]:
     """What is wrong between gateway keys."""
     yield from _twice("api_keys", "name", ((index, key.name) for index, key in keys))
     yield from _twice("api_keys", "key", ((index, key.key.get_secret_value()) for index, key in keys))
+
+
+def discovery_problems(entries: Sequence[DiscoverySettings]) -> Iterator[Problem]:
+    """Whether two entries look at one place: its backends would be in the fleet once, with whose options?"""
+    first: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        if entry.label in first:
+            yield Problem(
+                ("discovery", index),
+                f"looks at the same place as discovery[{first[entry.label]}]; leave one out",
+            )
+        first.setdefault(entry.label, index)
 
 
 def listen_problems(listen: str, admin_listen: str) -> Iterator[Problem]:

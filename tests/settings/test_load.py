@@ -185,7 +185,14 @@ def test_no_backend_at_all_is_a_mistake(write: Write) -> None:
 
 def test_with_discovery_no_backend_need_be_named(write: Write) -> None:
     settings = load_settings(write("discovery: [{kind: dns, host: vllm.local, port: 8000}]"))
-    assert (settings.backends, settings.discovery[0].label) == ((), "dns:vllm.local")
+    assert (settings.backends, settings.discovery[0].label) == ((), "dns:vllm.local:8000")
+
+
+def test_two_places_of_discovery_are_two_places(write: Write) -> None:
+    entry = "{kind: kubernetes, service: vllm, namespace: llm, port: 8000}"
+    assert mistakes(write(f"discovery: [{entry}, {entry.replace('8000', '8001')}, {entry}]")) == [
+        "discovery[2]: looks at the same place as discovery[0]; leave one out"
+    ]
 
 
 def test_what_a_kind_of_discovery_lacks_and_what_it_has_no_use_for_is_told(write: Write) -> None:
