@@ -43,7 +43,7 @@ class Decided(NamedTuple):
     sent_s: float
     first_token_s: float
     tokens: float
-    missing_tokens: float
+    cached_tokens: float
     expected_s: float
     usage: Usage | None
 
@@ -85,7 +85,7 @@ class Decisions:
                 exchange.sent_s,
                 exchange.first_token_s or (exchange.first_byte_s if exchange.streams else 0.0),
                 lease.tokens if lease is not None else 0.0,
-                lease.missing_tokens if lease is not None else 0.0,
+                lease.cached_tokens if lease is not None else 0.0,
                 lease.expected_s if lease is not None else 0.0,
                 usage,
             )
@@ -111,7 +111,6 @@ class Decisions:
 def _told(number: int, decided: Decided, wall_s: float) -> dict[str, Any]:
     usage, tokens = decided.usage, decided.tokens
     began_s, first_s = decided.sent_s, decided.first_token_s
-    held = tokens - decided.missing_tokens
     return {
         "number": number,
         "time": round(wall_s + decided.now_s, 3),
@@ -131,7 +130,7 @@ def _told(number: int, decided: Decided, wall_s: float) -> dict[str, Any]:
         "predicted": {
             "ttft_s": round(decided.expected_s, 4),
             "prompt_tokens": round(tokens),
-            "cached_tokens": round(held),
+            "cached_tokens": round(decided.cached_tokens),
         }
         if tokens
         else None,

@@ -37,6 +37,7 @@ _MEMORY_S = 20.0  # how far back arrivals are counted
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0006
 _TOKEN_SHARE_LIMIT = 2.0  # tokens in the cache for one of a prompt in flight
+_TOTALS = 16_384  # conversations whose length in tokens is remembered, some 250 bytes each
 _MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
 
 
@@ -62,6 +63,9 @@ class Books:
         self._answer = Mean(_ANSWER_TOKENS)
         self._counted_s = 0.0
         self._stay = Mean(0.0, 0.02)
+        self._told: dict[tuple[int, ...], int] = {}  # by pool: prompts whose length in tokens was told
+        # By a conversation's last block: its prompt's tokens, its answer's, and the prompt's bytes.
+        self._totals: dict[int, tuple[int, int, int]] = {}
         self._believed = [0.0] * count  # tokens that were held to be hits, and those that were
         self._proved = [0.0] * count
         self.loads.step_s = _STEP_S
@@ -136,6 +140,12 @@ class Books:
                     lease.held_blocks = blocks
                     lease.held_tokens = held = min(tokens, tokens * ends[blocks - 1] / size + tail)
                     lease.missing_tokens = max(1.0, tokens - loads.trust[slot] * held)
+                    # Where this conversation stopped there, its length is known to the token.
+                    known = self._totals.get(keys.chain[blocks - 1]) if tail else None
+                    if known is None:
+                        lease.cached_tokens = loads.trust[slot] * held
+                    else:  # the answer too, if the prompt goes on behind it
+                        lease.cached_tokens = float(known[0] + (known[1] if size > known[2] else 0))
         loads.in_flight[slot] += 1
         loads.queued[slot] += 1
         loads.in_flight_tokens[slot] += lease.tokens
@@ -187,8 +197,11 @@ class Books:
         prompt = usage.prompt_tokens
         if prompt > 0 and keys.prompt_bytes and keys.prompt_tokens is None and lease.view is not None:
             # Sums would let one huge prompt decide; the mean of ratios lets very short ones, so those count less.
-            weight = 0.02 * min(1.0, prompt / 100)
+            # The first prompts say more than where learning starts.
             view = lease.view
+            told = self._told.get(view.slots, 0)
+            self._told[view.slots] = told + 1
+            weight = max(0.02, 1.0 / (1 + told)) * min(1.0, prompt / 100)
             view.bytes_per_token += weight * (keys.prompt_bytes / prompt - view.bytes_per_token)
         if usage.cached_tokens is not None and lease.held_tokens:
             self._believed[slot] = 0.99 * self._believed[slot] + min(lease.held_tokens, prompt)
@@ -201,6 +214,10 @@ class Books:
                 # The next turn finds it cached, and with it what comes after the prompt's last whole block.
                 last = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
                 loads.index.extend(slot, keys.chain[-1], prompt * last + answer, keys.affinity)
+                totals = self._totals
+                totals[keys.chain[-1]] = prompt, answer, keys.prompt_bytes
+                if len(totals) > _TOTALS:
+                    del totals[next(iter(totals))]
             self._answer.add(answer)
             if lease.first_s and lease.streams and answer >= _MIN_RUN_TOKENS and now_s > lease.first_s:
                 ran = (lease.running_then + loads.in_flight[slot] - loads.queued[slot]) / 2

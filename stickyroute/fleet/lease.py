@@ -18,13 +18,14 @@ class Lease:
     """One request in flight on the backend in `slot`, until `release`. Made by `Fleet.lease`.
 
     `tokens` is the length of the prompt as far as known, `missing_tokens` what of it the backend has to
-    compute, `ahead_tokens` what it had to compute before, `expected_s` the time to the first token that follows,
-    all as believed at dispatch. Every method may be
-    called again without effect. Times are of one clock, in seconds.
+    compute, `cached_tokens` what it is expected to find in its cache (to the token, where the conversation's length is
+    known), `ahead_tokens` what it had to compute before, `expected_s` the time to the first token that follows, all as
+    believed at dispatch. Every method may be called again without effect. Times are of one clock, in seconds.
     """
 
     __slots__ = (
-        "_answered", "_books", "_held", "_told", "ahead_tokens", "began_s", "expected_s", "first_s", "held_blocks",
+        "_answered", "_books", "_held", "_told", "ahead_tokens", "began_s", "cached_tokens", "expected_s",
+        "first_s", "held_blocks",
         "held_tokens", "keys", "learns", "missing_tokens", "running_then", "slot", "streams", "tokens", "view",
     )  # fmt: skip
 
@@ -48,6 +49,7 @@ class Lease:
         self.held_tokens = 0.0
         self.held_blocks = 0
         self.missing_tokens = 0.0
+        self.cached_tokens = 0.0
         self.ahead_tokens = 0.0
         self.expected_s = 0.0
         self.running_then = 0

@@ -221,6 +221,32 @@ def test_bytes_per_token_are_learned_from_usage() -> None:
     assert lease(two, 0, prompt("x", 750), 900.0).tokens == pytest.approx(1000, rel=0.05)
 
 
+def test_the_first_prompts_say_more_of_the_text_than_where_learning_starts() -> None:
+    one = fleet(1)
+    view = everybody(one).view
+    held = lease(one, 0, prompt("a ", 750), 0.0)
+    held.usage(Usage(1000, None, None), 0.5)
+    assert view.bytes_per_token == pytest.approx(3.0)
+    held = lease(one, 0, prompt("b ", 750), 1.0)
+    held.usage(Usage(750, None, None), 1.5)
+    assert view.bytes_per_token == pytest.approx(3.5)
+
+
+def test_what_is_cached_of_a_conversation_is_known_to_the_token_where_its_length_was_told() -> None:
+    one = fleet(1)
+    first = lease(one, 0, prompt("a ", 1000), 0.0)
+    assert first.cached_tokens == 0.0
+    first.first_token(0.1)
+    first.usage(Usage(1234, 0, 56), 0.2)
+    first.release(0.2)
+    goes_on = lease(one, 0, prompt("a ", 1100), 1.0)
+    assert goes_on.cached_tokens == 1234 + 56
+    sent_again = lease(one, 0, prompt("a ", 1000), 2.0)
+    assert sent_again.cached_tokens == 1234
+    elsewhere = lease(one, 0, prompt("a ", 1100, key=6), 3.0)  # shares the prompt's blocks, not the rest
+    assert elsewhere.cached_tokens == pytest.approx(elsewhere.held_tokens)
+
+
 def test_token_ids_are_counted_exactly() -> None:
     assert lease(fleet(), 0, prompt("ids ", 1000, exact=777), 0.0).missing_tokens == 777
 
