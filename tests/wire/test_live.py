@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
 
 from tests.support.fake_backend import Call, FakeBackend, events, fakes, held, stream
@@ -347,3 +349,40 @@ async def test_a_call_that_is_retried_after_its_backend_moved_goes_to_the_new_ad
         gate.set()
         reply = await client.response()
         assert (reply.status, reply.json["backend"]) == (200, "b")
+
+
+async def test_a_renewed_certificate_is_shown_from_the_next_handshake_on(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    client_tls = ssl.create_default_context()
+    authority.configure_trust(client_tls)
+
+    def issue() -> bytes:
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+        return ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+
+    async def shown(proxy: RunningProxy) -> bytes:
+        async with await proxy.client(tls=client_tls) as client:
+            assert (await client.ask(request())).status == 200
+            found: bytes = client.transport.get_extra_info("ssl_object").getpeercert(True)
+            return found
+
+    path = tmp_path / "stickyroute.yaml"
+    async with fakes() as fake:
+        first = issue()
+        tls = {"cert": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")}
+        path.write_text(text(fake, tls=tls))
+        async with run_configured(path) as proxy:
+            assert await shown(proxy) == first
+            async with await proxy.client(tls=client_tls) as kept:
+                second = issue()
+                async with asyncio.timeout(10):
+                    while await shown(proxy) != second:
+                        await asyncio.sleep(0.01)
+                assert (await kept.ask(request())).status == 200
+            (tmp_path / "key.pem").write_text("no key")
+            await until(lambda: proxy.app.live.last_error is not None)
+            assert await shown(proxy) == second
+            answer = (await proxy.put_config(text(fake))).json
+            assert answer["needs_restart"] == ["tls"]
