@@ -17,6 +17,7 @@ from tests.cli.commands import free_port
 from tests.support.real.engines import MODEL, build_tiny, fetch
 from tests.support.real.vllm import BLOCK_TOKENS, VllmServer, vllm_servers, vllm_venv
 from tests.support.run_proxy import run_proxy
+from tests.wire.inside import watches_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -55,7 +56,7 @@ async def test_events_tell_what_the_next_request_finds_cached(
     rand = random.Random(11)
     talks = [[{"role": "user", "content": f"Talk {number}: " + "so it goes, " * 250}] for number in range(5)]
     async with run_proxy([backend], policy="sticky", exact={"check_s": 1.0}) as proxy:
-        exact = proxy.app._exact
+        exact = watches_of(proxy).exact
         assert exact is not None
         held = exact.resident
         hits = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from stickyroute.http.pool import BackendPool
+from stickyroute.live.watches import Watches
 from tests.support.raw_client import RawClient
 from tests.support.run_proxy import RunningProxy
 
@@ -23,6 +25,18 @@ def connection_of(proxy: RunningProxy) -> Any:
     assert proxy.app._server is not None
     (connection,) = proxy.app._server.connections
     return connection
+
+
+def pools_of(proxy: RunningProxy) -> list[BackendPool]:
+    """Its connections to each backend."""
+    assert proxy.app._targets is not None
+    return [target.pool for target in proxy.app._targets.by_slot]
+
+
+def watches_of(proxy: RunningProxy) -> Watches:
+    """What looks at its backends."""
+    assert proxy.app._watches is not None
+    return proxy.app._watches
 
 
 async def until(true: Any) -> None:

@@ -20,6 +20,7 @@ from stickyroute.watch import kv_events
 from stickyroute.watch.exact_mode import ExactMode
 from tests.simulator.client import ask
 from tests.support.run_proxy import RunningProxy, run_proxy
+from tests.wire.inside import watches_of
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 200
 PATIENCE_S = 20.0
@@ -58,7 +59,7 @@ def entry(engine: RunningEngine, number: int, *, replay: bool = True) -> dict[st
 
 
 def exact_of(proxy: RunningProxy) -> ExactMode:
-    exact = proxy.app._exact
+    exact = watches_of(proxy).exact
     assert exact is not None
     return exact
 
@@ -165,7 +166,7 @@ async def test_a_policy_that_does_not_look_at_caches_says_so(
         engines(tmp_path, 1) as running,
         run_proxy([entry(running[0], 0)], policy="round_robin") as proxy,
     ):
-        assert proxy.app._exact is None
+        assert watches_of(proxy).exact is None
     assert "round_robin does not look at what is cached" in caplog.text
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 
+from stickyroute.watch import ask
 from tests.support.fake_backend import Call, PeerGone, drop, echo, fakes, finish, raw, reply
 from tests.support.raw_client import CHAT, request
 from tests.support.run_proxy import run_proxy
-from tests.wire.inside import until
+from tests.wire.inside import pools_of, until
 
 MIB = 1 << 20
 HEALTH = request(method="GET", path="/health")
@@ -107,7 +106,7 @@ async def test_a_request_that_kills_whoever_runs_it_does_not_go_round_the_fleet(
     async with fakes(*"abcdef") as backends, run_proxy(backends, policy="round_robin") as proxy:
         for _ in backends:
             assert (await proxy.ask()).status == 200
-        assert [pool.idle for pool in proxy.app._pools] == [1] * 6
+        assert [pool.idle for pool in pools_of(proxy)] == [1] * 6
         for fake in backends:
             fake.requests.clear()
             fake.on(CHAT, poisoned)
@@ -125,7 +124,7 @@ async def test_our_own_want_of_sockets_is_not_held_against_a_backend(monkeypatch
             raise OSError(errno.EMFILE, "Too many open files")
 
         async with await proxy.client() as client:
-            for pool in proxy.app._pools:
+            for pool in pools_of(proxy):
                 pool.close_idle()
 
             class Poor:
@@ -134,13 +133,13 @@ async def test_our_own_want_of_sockets_is_not_held_against_a_backend(monkeypatch
                 def __getattr__(self, name: str) -> Any:
                     return getattr(loop, name)
 
-            for pool in proxy.app._pools:
+            for pool in pools_of(proxy):
                 monkeypatch.setattr(pool, "_loop", Poor())
             answer = await client.ask(request())
             assert answer.status == 503
             assert answer.get("retry-after")
             assert list(proxy.app.fleet.available) == [1, 1]
-            for pool in proxy.app._pools:
+            for pool in pools_of(proxy):
                 monkeypatch.setattr(pool, "_loop", loop)
             assert (await client.ask(request())).status == 200
 
@@ -149,20 +148,33 @@ async def test_our_own_want_of_sockets_is_not_held_against_a_backend(monkeypatch
 async def test_a_probe_that_finds_no_descriptor_says_nothing_of_a_backend(
     number: int, available: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with fakes() as fake, run_proxy([fake], models_interval_s=600) as proxy:
-        watch: Any = proxy.app._watch
+    async with fakes() as fake, run_proxy([fake], probe={"interval_s": 0.02}) as proxy:
+        await fake.until(lambda: len(fake.probes) > 5)
+        tried = 0
 
-        def none_left(*_: object, **__: object) -> None:
-            raise aiohttp.ClientConnectorError(SimpleNamespace(), OSError(number, "no"))  # type: ignore[arg-type]
+        class Poor:
+            async def create_connection(self, *_: object, **__: object) -> None:
+                nonlocal tried
+                tried += 1
+                raise OSError(number, "no")
 
-        monkeypatch.setattr(watch._session, "get", none_left)
-        await watch._ask(watch._questions[0], watch._session)
+            def __getattr__(self, name: str) -> Any:
+                return getattr(asyncio.get_running_loop(), name)
+
+        class PoorAsyncio:
+            get_running_loop = staticmethod(Poor)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(asyncio, name)
+
+        monkeypatch.setattr(ask, "asyncio", PoorAsyncio())
+        await until(lambda: fake.drop_idle() or tried >= 3)
         assert list(proxy.app.fleet.available) == [available]
 
 
 async def test_backends_that_reset_what_they_accepted_leave_nothing_behind() -> None:
     async with fakes() as fake, run_proxy([fake]) as proxy:
-        pool = proxy.app._pools[0]
+        pool = pools_of(proxy)[0]
         await fake.refuse()
         listener = socket.create_server(("127.0.0.1", fake.port))
         listener.setblocking(False)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.fake_backend import Call, PeerGone, Script, echo, fakes, held
 from tests.support.raw_client import CHAT, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy
-from tests.wire.inside import connection_of, small_window, until
+from tests.wire.inside import connection_of, pools_of, small_window, until
 
 KIB = 1024
 MIB = KIB * KIB
@@ -38,7 +38,7 @@ async def test_a_connection_whose_reply_ended_while_its_client_stalled_is_read_b
         fake.on(CHAT, ends_in_a_stall(proxy), echo)
         slow = await small_window(proxy)
         slow.send(request())
-        await until(lambda: proxy.app._pools[0].idle == 1)
+        await until(lambda: pools_of(proxy)[0].idle == 1)
         assert connection_of(proxy)._stalled_s
         assert (await proxy.ask()).status == 200
         assert len(fake.used) == 1
@@ -51,7 +51,7 @@ async def test_no_further_request_is_begun_for_a_client_that_does_not_read() -> 
         fake.on(CHAT, ends_in_a_stall(proxy), echo)
         client = await small_window(proxy)
         client.send(request() + request())
-        await until(lambda: proxy.app._pools[0].idle == 1)
+        await until(lambda: pools_of(proxy)[0].idle == 1)
         for _ in range(20):
             await proxy.ask(method="GET", path="/health")
         assert len(fake.requests) == 1
