@@ -14,6 +14,8 @@ from stickyroute.console.text import UNKNOWN, clean, count, cut, percent, second
 __all__ = ["Style", "draw"]
 
 HIGH_WATER = 0.8
+_BARS = "▁▂▃▄▅▆▇█"
+_BARS_MOST = 60
 _DECISIONS_LEAST = 5
 _DECISIONS_ONCE = 10
 _FINDINGS = 3
@@ -68,11 +70,11 @@ def _header(state: dict[str, Any], style: Style) -> list[str]:
         *([f"config #{config['generation']}"] if config else []),
     ]
     points = state.get("points", [])
-    hits = f"hit rate {percent(now['hit_rate']):>4} {_spark([p['hit_rate'] for p in points], 1.0, style)}"
-    ttft = (
-        f"TTFT {seconds(now['ttft_p50_s'])} p95 {seconds(now['ttft_p95_s'])} "
-        f"{_spark([p['ttft_p50_s'] for p in points], None, style)}"
-    )
+    hits = f"hit rate {percent(now['hit_rate'])}"
+    ttft = f"TTFT {seconds(now['ttft_p50_s'])} p95 {seconds(now['ttft_p95_s'])}"
+    bars = min(_BARS_MOST, max(1, (style.columns - len(hits) - len(ttft) - 5) // 2))
+    hits += " " + _spark([p["hit_rate"] for p in points[-bars:]], 1.0, style)
+    ttft += " " + _spark([p["ttft_p50_s"] for p in points[-bars:]], None, style)
     available = f"{now['available']}/{now['backends']} available"
     if now["available"] < now["backends"]:
         available = style.paint(available, "bad" if not now["available"] else "warn")
@@ -104,13 +106,12 @@ def _plain(text: str) -> str:
 
 
 def _spark(values: Sequence[float | None], top: float | None, style: Style) -> str:
-    """The last two minutes as a line of small bars."""
+    """The last minutes as a line of small bars, each for five seconds."""
     known = [value for value in values if value is not None]
     if not style.unicode or not known:
         return ""
     highest = (top if top is not None else max(known)) or 1.0
-    bars = "▁▂▃▄▅▆▇█"
-    return "".join(" " if v is None else bars[min(7, int(8 * v / highest))] for v in values[-24:])
+    return "".join(" " if v is None else _BARS[min(7, int(8 * v / highest))] for v in values)
 
 
 def _alerts(state: dict[str, Any], style: Style) -> list[str]:
