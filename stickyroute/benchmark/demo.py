@@ -229,8 +229,8 @@ async def _stay(fleet: _Fleet, out: TextIO) -> None:
         f"    curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f'      -d \'{{"model": "sim", "user": "alice", "max_tokens": 16, "messages": [{{"role": "user", '
         f'"content": "{_QUESTION}"}}]}}\'\n\n'
-        f"    curl {url}/v1/models\n"
-        f"    curl http://127.0.0.1:{fleet.app.admin_port}/fleet\n\n"
+        f"    curl {url}/v1/models\n\n"
+        f"  Its dashboard: http://127.0.0.1:{fleet.app.admin_port}/\n\n"
         f"  Ctrl-C ends it.",
         file=out,
         flush=True,
