@@ -67,7 +67,10 @@ def hour_of_traffic(metrics: Metrics, models: int, hostile: int) -> None:
                         0.02,
                         3000,
                     )
-            metrics.usage(pool, backend.name, Usage(3000, 2000, 100, 10), 1900.0)
+            metrics.record(
+                pool, backend.name, "/v1/chat/completions", 200, "home", 0.1, 2.0, 500, 5000, 0.02, 3000,
+                Usage(3000, 2000, 100, 10), 1900.0,
+            )  # fmt: skip
         for kind in ("refused", "dropped", "broken", "upstream_died"):
             metrics.upstream_failures(backend.name, kind)
     for number in range(hostile):

@@ -139,9 +139,12 @@ class Counters:
         bytes_out: int,
         inter_token_s: float | None = None,
         prompt_tokens: float = 0.0,
+        usage: Usage | None = None,
+        expected_tokens: float | None = None,
     ) -> None:
         """Count one finished request. `ttft_s` is None for a reply that did not stream or had no first token,
-        `inter_token_s` for one whose tokens were not told.
+        `inter_token_s` for one whose tokens were not told; `expected_tokens` is how many of the prompt's were
+        believed to be cached when it was sent, None where nobody looked.
 
         `pool` is the fleet's label, `backend` the name of the one that answered last ("" for none), `route`
         the template of the route ("" when none matched), `status` what the client saw, sizes are bytes.
@@ -159,25 +162,21 @@ class Counters:
             traffic.by_prompt[bisect_left(PROMPT_BUCKET_TOKENS, prompt_tokens)].observe(ttft_s)
             if inter_token_s is not None:
                 traffic.inter_token.observe(inter_token_s)
-
-    def usage(self, pool: str, backend: str, usage: Usage, expected_tokens: float | None) -> None:
-        """Count what a reply told of its tokens; `expected_tokens` is how many were believed to be cached when the
-        request was sent, None where nobody looked."""
-        traffic = self._traffic_of(self._pool_label(pool), backend or NONE)
-        if usage.completion_tokens is not None:
-            traffic.answer_tokens += usage.completion_tokens
-        cached = usage.cached_tokens
-        if cached is None:
+        if usage is None:
             return
-        traffic.prompt_tokens += usage.prompt_tokens
-        traffic.cached_tokens += cached
-        traffic.cost_saved += cached * traffic.gain
-        if usage.written_tokens:
-            traffic.written_tokens += usage.written_tokens
-            traffic.cost_extra += usage.written_tokens * traffic.penalty
-        if expected_tokens is not None:
-            traffic.expected_tokens += expected_tokens
-            traffic.known_tokens += usage.prompt_tokens
+        prompt, cached, answer, written = usage
+        if answer is not None:
+            traffic.answer_tokens += answer
+        if cached is not None:
+            traffic.prompt_tokens += prompt
+            traffic.cached_tokens += cached
+            traffic.cost_saved += cached * traffic.gain
+            if written:
+                traffic.written_tokens += written
+                traffic.cost_extra += written * traffic.penalty
+            if expected_tokens is not None:
+                traffic.expected_tokens += expected_tokens
+                traffic.known_tokens += prompt
 
     def cached_tokens(self) -> tuple[int, int]:
         """Of all prompts whose replies told it: tokens that were cached, and tokens in all."""

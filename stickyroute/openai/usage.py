@@ -125,6 +125,8 @@ def _usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
     written = None
     if details is None:
         cached = fields.get("cached_tokens")  # SGLang's own /generate
+        if cached is None:
+            return Usage(prompt, None, _count(fields.get("completion_tokens")))
     elif type(details) is dict:
         cached = details.get("cached_tokens")
         written = _count(details.get("created_cache_tokens"))  # vLLM from 0.32 on

@@ -199,8 +199,9 @@ class Exchange(Relay):
         return self._core.reply_lines(self)
 
     def watch_reply(self) -> None:
-        """From here on look for the reply's first token and keep its end."""
-        self.looking = True
+        """From here on look for the reply's first token, where it can have one or the fleet waits for it, and keep its
+        end."""
+        self.looking = self.asks_stream or self.learns or self._given is not None
         self.keep_tail()
 
     @property

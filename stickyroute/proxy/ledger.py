@@ -55,25 +55,31 @@ class Ledger:
         now_s = monotonic()
         duration_s = now_s - request.started_s
         backend = self._fleet.at(exchange.slot).name if exchange.slot >= 0 else ""
-        lease, usage = exchange.lease, None
+        lease, usage, expected = exchange.lease, None, None
         if end is COMPLETE and 200 <= exchange.status < 300:
-            usage = self._take_usage(exchange, backend, now_s)
+            usage = exchange.usage()
+            if usage is not None and lease is not None:
+                usage = self._learn(exchange, lease, usage, backend, now_s)
+                if lease.keys.chain and lease.tokens:
+                    # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
+                    expected = usage.prompt_tokens * (1.0 - lease.missing_tokens / lease.tokens)
             exchange.release(now_s)
         else:
             exchange.release()
         ttft_s = inter_token_s = None
         prompt_tokens = 0.0
-        # Where replies are not looked at, the first byte has to do; a stream that is searched still had no token.
-        began_s = exchange.first_token_s or (0.0 if exchange.looking else exchange.first_byte_s)
-        if exchange.streams and began_s:
-            ttft_s = began_s - request.started_s
-            prompt_tokens = _prompt_tokens(exchange, lease, usage)
-            if usage is not None and usage.completion_tokens is not None and usage.completion_tokens > 1:
-                inter_token_s = (now_s - began_s) / (usage.completion_tokens - 1)
+        if exchange.streams:
+            # Where replies are not looked at, the first byte has to do; a stream that is searched still had no token.
+            began_s = exchange.first_token_s or (0.0 if exchange.looking else exchange.first_byte_s)
+            if began_s:
+                ttft_s = began_s - request.started_s
+                prompt_tokens = _prompt_tokens(exchange, lease, usage)
+                if usage is not None and usage.completion_tokens is not None and usage.completion_tokens > 1:
+                    inter_token_s = (now_s - began_s) / (usage.completion_tokens - 1)
         template, pool = exchange.route.template, exchange.pool.label
         self._metrics.record(
             pool, backend, template, exchange.status, exchange.reason, ttft_s, duration_s,
-            request.wire_bytes, exchange.bytes_out, inter_token_s, prompt_tokens,
+            request.wire_bytes, exchange.bytes_out, inter_token_s, prompt_tokens, usage, expected,
         )  # fmt: skip
         if end is not COMPLETE:
             if end.startswith("client"):
@@ -100,7 +106,7 @@ class Ledger:
                 bytes_out=exchange.bytes_out,
                 prompt_tokens=None if usage is None else usage.prompt_tokens,
                 cached_tokens=None if usage is None else usage.cached_tokens,
-                expected_tokens=_expected_tokens(lease, usage),
+                expected_tokens=_believed(lease) if expected is None else expected,
                 answer_tokens=None if usage is None else usage.completion_tokens,
                 end=end,
             )
@@ -116,30 +122,27 @@ class Ledger:
                 log.exception("an observer of requests failed and is not asked again")
                 self._observers = tuple(other for other in self._observers if other is not observer)
 
-    def _take_usage(self, exchange: Exchange, backend: str, now_s: float) -> Usage | None:
-        """Tell the fleet, and count, what a whole reply says of its tokens."""
-        usage, lease = exchange.usage(), exchange.lease
-        if usage is None or lease is None:
-            return usage
-        tells = (exchange.slot, exchange.route.shape)
-        if usage.cached_tokens:
-            self._tells_cached[tells] = backend
-        elif usage.cached_tokens is None and self._tells_cached.get(tells) == backend:
-            usage = usage._replace(cached_tokens=0)  # older engines leave the field out where there were none
+    def _learn(self, exchange: Exchange, lease: Lease, usage: Usage, backend: str, now_s: float) -> Usage:
+        """Tell the fleet, where somebody goes by it, what a whole reply says of its tokens; returns it completed."""
+        cached = usage.cached_tokens
+        if cached is None or cached:
+            tells = (exchange.slot, exchange.route.shape)
+            if cached:
+                self._tells_cached[tells] = backend
+            elif self._tells_cached.get(tells) == backend:
+                usage = usage._replace(
+                    cached_tokens=0
+                )  # older engines leave the field out where there were none
         if exchange.learns:
             lease.usage(usage, now_s)
-        self._metrics.usage(exchange.pool.label, backend, usage, _expected_tokens(lease, usage))
         return usage
 
 
-def _expected_tokens(lease: Lease | None, usage: Usage | None) -> float | None:
-    """How much of the prompt was believed to be cached; None where nobody looked."""
-    if lease is None or not lease.keys.chain or not lease.tokens:
+def _believed(lease: Lease | None) -> float | None:
+    """How many of the prompt's tokens were believed to be cached, by its estimated length; None where nobody looked."""
+    if lease is None or not lease.keys.chain:
         return None
-    if usage is None:
-        return lease.tokens - lease.missing_tokens
-    # A part of the prompt, so that an error in its estimated length is not taken for one in the index.
-    return usage.prompt_tokens * (1.0 - lease.missing_tokens / lease.tokens)
+    return lease.tokens - lease.missing_tokens
 
 
 def _prompt_tokens(exchange: Exchange, lease: Lease | None, usage: Usage | None) -> float:

@@ -229,10 +229,14 @@ def test_backends_show_what_is_in_flight_and_whether_they_are_available() -> Non
 
 def test_usage_counts_with_what_was_cached_and_what_was_expected() -> None:
     metrics = metrics_of(FakeFleet())
-    metrics.usage("llama", "a", Usage(1000, 900, 20, 64), 800.5)
-    metrics.usage("llama", "a", Usage(500, 0, 5), 16.0)
-    metrics.usage("llama", "a", Usage(70, None, 3), None)  # how much was cached is unknown, not nothing
-    metrics.usage("unlisted", "b", Usage(10, 4, None), None)  # nobody looked what was believed
+    record(metrics, pool="llama", backend="a", usage=Usage(1000, 900, 20, 64), expected_tokens=800.5)
+    record(metrics, pool="llama", backend="a", usage=Usage(500, 0, 5), expected_tokens=16.0)
+    record(
+        metrics, pool="llama", backend="a", usage=Usage(70, None, 3), expected_tokens=None
+    )  # how much was cached is unknown, not nothing
+    record(
+        metrics, pool="unlisted", backend="b", usage=Usage(10, 4, None), expected_tokens=None
+    )  # nobody looked what was believed
     record(metrics)
     here, there = labelled(pool="llama", backend="a"), labelled(pool="other", backend="b")
     assert scrape(metrics, "stickyroute_prompt_tokens_total") == {here: 1500, there: 10}
@@ -247,11 +251,17 @@ def test_money_is_counted_by_the_price_table_from_when_it_is_there() -> None:
     """A million at 2.0: a cached token saves 0.9 of it, a newly cached one costs 0.25 of it more."""
     metrics = metrics_of(FakeFleet(models=("llama", "other-model")))
     of_a = labelled(pool="llama", backend="a")
-    metrics.usage("llama", "a", Usage(1_000_000, 500_000, 1, 100_000), None)
+    record(
+        metrics, pool="llama", backend="a", usage=Usage(1_000_000, 500_000, 1, 100_000), expected_tokens=None
+    )
     assert scrape(metrics, "stickyroute_cost_saved_total") == {}
     metrics.price(Prices({"llama": 2e-6, "*": 1e-6}, 0.1, 1.25))
-    metrics.usage("llama", "a", Usage(1_000_000, 500_000, 1, 100_000), None)
-    metrics.usage("other-model", "b", Usage(1_000_000, 1_000_000, 1), None)
+    record(
+        metrics, pool="llama", backend="a", usage=Usage(1_000_000, 500_000, 1, 100_000), expected_tokens=None
+    )
+    record(
+        metrics, pool="other-model", backend="b", usage=Usage(1_000_000, 1_000_000, 1), expected_tokens=None
+    )
     saved = scrape(metrics, "stickyroute_cost_saved_total")
     assert saved[of_a] == pytest.approx(0.9)
     assert saved[labelled(pool="other-model", backend="b")] == pytest.approx(0.9)
