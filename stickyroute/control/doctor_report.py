@@ -67,7 +67,7 @@ def as_text(told: Mapping[str, Any]) -> str:
     about = [f"{told['requests']} requests of {told['conversations']} conversations"]
     if told["since_s"] is not None:
         about.append(f"in {told['since_s'] / 60:.1f} minutes")
-    if told.get("watched"):
+    if told.get("watched", 1) > 1:
         about.append(f"(one conversation in {told['watched']})")
     lines = [" ".join(about)]
     for name, text in (
@@ -92,7 +92,13 @@ def as_text(told: Mapping[str, Any]) -> str:
 
 def _finding(number: int, row: Mapping[str, Any]) -> list[str]:
     who = f"tenant {row['tenant']}" if row["tenant"] else "requests without a tenant"
-    where = {"message": f"message {row['message']}"}.get(row["place"], row["place"])
+    places = {
+        "tools": "the tools",
+        "system": "the system prompt",
+        "template": "what changes the template",
+        "message": f"message {row['message']}",
+    }
+    where = places.get(row["place"], row["place"])
     low, high = row["offset_bytes"]
     offset = f"byte {low}" if low == high else f"bytes {low} to {high}"
     lost = (
@@ -105,6 +111,8 @@ def _finding(number: int, row: Mapping[str, Any]) -> list[str]:
         f"{number}. {who}, pool {row['pool']}: {row['kind']} in {where}, at {offset}",
         f"   {lost}; {row['breaks']} breaks{share}, {row['keys']} conversations",
     ]
+    if row.get("example_keys") and not row["tenant"]:
+        lines.append(f"   keys such as {', '.join(row['example_keys'])}, as in the access log")
     lines += [f"   {line}" for line in wrap(row["advice"], _WIDTH - 3)]
     lines += [f"   sample: {sample!r}" for sample in row.get("samples", ())]
     return lines

@@ -173,7 +173,7 @@ class Explainer:
             what = "ejected"
         else:
             what = state.health
-        told = f"{what}: {state.why}" if state.why else what
+        told = state.why if state.why.startswith(what) else f"{what}: {state.why}" if state.why else what
         wait_s = self._fleet.retry_in_s(slot, monotonic())
         return f"{told}; tried again in {wait_s:.1f} s" if state.ejected and wait_s else told
 

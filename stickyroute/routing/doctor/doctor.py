@@ -70,6 +70,7 @@ class Doctor:
             return None
         raws = array("Q", [xxh3_64_intdigest(part.text) for part in parts])
         sizes = [len(part.text) for part in parts]
+        named = key is not None
         if key is None:
             key = _conversation(tenant, pool, parts)
             if not watches(key, mask):
@@ -89,7 +90,7 @@ class Doctor:
         matched = max(matched, self._known(raws, sizes))
         sample = _sample(parts, broken) if broken is not None and self.samples else None
         self.findings.record(
-            tenant, pool, key, total * tokens_per_byte, matched / total if total else 0.0, related, broken,
+            tenant, pool, key, named, total * tokens_per_byte, matched / total if total else 0.0, related, broken,
             tokens_per_byte, now_s, mask + 1.0, sample,
         )  # fmt: skip
         return broken

@@ -19,6 +19,7 @@ _YOUNGEST_S: Final = 10.0  # a rate is not told from less
 _GROUPS: Final = 512
 _FINDINGS: Final = 2048
 _KEYS: Final = 1000  # counted apart
+_NAMED: Final = 3
 _INDEXES: Final = 16
 _SAMPLES: Final = 2
 _BINS: Final = 50
@@ -53,6 +54,7 @@ class Finding:
         "keys",
         "kind",
         "lost_tokens",
+        "named",
         "offsets",
         "place",
         "pool",
@@ -67,6 +69,7 @@ class Finding:
         self.lost_tokens = 0.0
         self.rate = _Rate()
         self.keys: set[int] = set()
+        self.named: list[int] = []
         self.indexes: Counter[int] = Counter()
         self.offsets = (1 << 62, 0)
         self.samples: list[str] = []
@@ -103,6 +106,7 @@ class Findings:
         tenant: str,
         pool: str,
         key: int,
+        named: bool,
         tokens: float,
         overlap: float,
         compared: bool,
@@ -113,7 +117,7 @@ class Findings:
         sample: str | None,
     ) -> None:
         """One prompt of `tokens`, of which the part `overlap` began as an earlier one did. It stands for `weight`
-        prompts."""
+        prompts. `named`: the key is the client's own."""
         self.requests += weight
         self.tokens += weight * tokens
         self._overlaps[int(overlap * _BINS)] += weight
@@ -142,6 +146,8 @@ class Findings:
         finding.rate.add(weight * lost, now_s)
         if len(finding.keys) < _KEYS:
             finding.keys.add(key)
+        if named and len(finding.named) < _NAMED and key not in finding.named:
+            finding.named.append(key)
         if broken.number in finding.indexes or len(finding.indexes) < _INDEXES:
             finding.indexes[broken.number] += 1
         low, high = finding.offsets
@@ -176,6 +182,7 @@ class Findings:
                 "breaks": round(finding.breaks),
                 "share_of_followups": round(finding.breaks / group.compared, 4) if group.compared else None,
                 "keys": len(finding.keys),
+                "example_keys": [f"{key:016x}" for key in finding.named],
                 "lost_tokens": round(finding.lost_tokens),
                 "lost_tokens_per_hour": round(finding.rate.per_hour(self.began_s, now_s)),
             }
