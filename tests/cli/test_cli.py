@@ -21,7 +21,7 @@ from tests.cli.commands import environment, run
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Stands in for the proxy: keeps the settings it would have run with."""
     kept: list[Settings] = []
-    monkeypatch.setattr("stickyroute.app.run", lambda settings: kept.append(settings) or 0)
+    monkeypatch.setattr("stickyroute.app.run", lambda settings, origin: kept.append(settings) or 0)
     for name in ("STICKYROUTE_POLICY", "STICKYROUTE_BACKENDS", "STICKYROUTE_LISTEN"):
         monkeypatch.delenv(name, raising=False)
     return kept
@@ -118,6 +118,45 @@ def test_check_of_a_missing_file_exits_1(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "cannot read /nowhere/c.yaml: No such file or directory\n"
 
 
+def test_preview_tells_which_keys_move_and_what_differs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text("backends: [{name: a, url: 'http://a:1'}, {name: b, url: 'http://b:1'}]")
+    new.write_text(
+        "backends: [{name: a, url: 'http://a:1', api_key: sesame}, {name: c, url: 'http://c:1', weight: 3}]\n"
+        "policy: ring\nlisten: 127.0.0.1:1\ndiscovery: [{kind: dns, host: h}]\n"
+    )
+    assert main(["preview", str(old), str(new)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["backend", "before", "after", "gains", "loses"]
+    assert lines[1].split()[0] == "a"
+    assert (lines[1].split()[-1], lines[2].split()[-1], lines[3].split()[-1]) == (
+        "changed",
+        "removed",
+        "added",
+    )
+    assert " % of keys move, c gains " in lines[5]
+    assert lines[7:] == [
+        "at once:",
+        "  backends.a.api_key null -> (secret)",
+        "  backends.b removed",
+        "  backends.c added",
+        "  discovery.dns:h added",
+        "  policy bounded_ring -> ring",
+        "",
+        "at the next restart:",
+        "  listen 0.0.0.0:8080 -> 127.0.0.1:1",
+        "",
+        "What discovery finds is not known here: a running proxy tells with PUT /config?dry_run=1.",
+    ]
+    assert main(["preview", str(new), str(new)]) == 0
+    assert "no key moves" in capsys.readouterr().out
+    new.write_text("backends: 3")
+    assert main(["preview", str(old), str(new)]) == 1
+    assert capsys.readouterr().err == "backends: must be a list\n"
+
+
 def test_the_demo_is_told_whether_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr("stickyroute.benchmark.demo.run_demo", lambda **given: calls.append(given) or 0)
@@ -156,7 +195,7 @@ def test_simulate_and_bench_get_their_arguments_as_they_are(
 def test_an_error_of_the_system_is_a_line_and_exit_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(settings: Settings) -> int:
+    def fail(settings: Settings, origin: object) -> int:
         raise PermissionError(13, "Permission denied", "/var/log/access.log")
 
     monkeypatch.setattr("stickyroute.app.run", fail)
@@ -165,7 +204,7 @@ def test_an_error_of_the_system_is_a_line_and_exit_2(
 
 
 def test_an_interrupt_is_exit_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(settings: Settings) -> int:
+    def interrupted(settings: Settings, origin: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("stickyroute.app.run", interrupted)

@@ -101,3 +101,24 @@ def test_a_certificate_that_is_none_is_one_line_and_exit_2(tmp_path: Path) -> No
     assert outcome.returncode == 2
     assert "tls" in outcome.stderr.splitlines()[-1]
     assert "Traceback" not in outcome.stderr
+
+
+def test_sighup_reads_the_file_again_and_a_mistake_in_it_stops_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "stickyroute.yaml"
+    good = "backends: ['http://127.0.0.1:1']\nlisten: 127.0.0.1:0\nadmin_listen: 127.0.0.1:0\nreload_on_change: false\n"
+    path.write_text(good)
+    with Running(["serve", "--config", str(path), "--policy", "ring"]) as proxy:
+        admin = int(proxy.said(LISTENING)[2])
+        path.write_text(good + "policy: random\nlog_level: debug\n")
+        proxy.process.send_signal(signal.SIGHUP)
+        proxy.said(r"configuration 2 from .*stickyroute.yaml: no key moves; log_level info -> debug$")
+        path.write_text("backends: [")
+        proxy.process.send_signal(signal.SIGHUP)
+        proxy.said(r"configuration from .* refused, 2 stays in force:")
+        assert status(admin, "/healthz") == 200
+        assert proxy.stop() == 0
+    with Running([*SERVE, "--listen", "127.0.0.1:0"]) as proxy:
+        proxy.said(LISTENING)
+        proxy.process.send_signal(signal.SIGHUP)
+        proxy.said("SIGHUP: there is no configuration file to read")
+        assert proxy.stop() == 0
