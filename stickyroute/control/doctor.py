@@ -32,7 +32,7 @@ __all__ = ["Ward", "add_routes"]
 
 _SHAPES: Final = frozenset({Shape.CHAT, Shape.COMPLETIONS, Shape.MESSAGES, Shape.RESPONSES})
 _WAITING: Final = 512
-_WAITING_BYTES: Final = 32 << 20
+_WAITING_BYTES: Final = 8 << 20
 _PAUSE_S: Final = 0.1
 _TURN_S: Final = 0.0005  # so long streams may wait for it
 _REVIEW_S: Final = 2.0
@@ -158,6 +158,7 @@ class Ward:
             kv_used=max(used) if used else None,
             samples=samples,
         )
+        told["enabled"] = self.on
         told["watched"] = self.mask + 1
         told["samples"] = samples
         return told

@@ -34,7 +34,7 @@ def report(
     for row in found:
         row["advice"] = advice(row["place"], row["kind"])
         if not timed:
-            row["lost_tokens_per_hour"] = None
+            row["lost_tokens_per_hour"] = row["last_seen_s"] = None
     overlap = findings.median_overlap()
     if hit_rate is None and not prompt_tokens:
         prompt_tokens = findings.tokens
@@ -77,8 +77,12 @@ def as_text(told: Mapping[str, Any]) -> str:
     ):
         if told[name] is not None:
             lines.append(f"{told[name]:6.0%} {text}")
-    findings = told["findings"]
-    if not findings:
+    findings = [
+        row for row in told["findings"] if row["lost_tokens_per_hour"] != 0
+    ]  # what is over is in the JSON
+    if told.get("enabled") is False:
+        lines += ["", "The doctor is off (doctor.enabled)."]
+    elif not findings:
         lines += ["", "Nothing breaks a prefix."]
     for number, row in enumerate(findings[:_TOLD], 1):
         lines += ["", *_finding(number, row)]

@@ -95,6 +95,7 @@ async def test_off_looks_at_nothing() -> None:
         ward: Ward = proxy.app.insight.doctor
         assert not ward._waiting
         assert (await doctor(proxy)).json["requests"] == 0
+        assert b"The doctor is off" in (await doctor(proxy, "?format=text")).body
 
 
 async def test_what_waits_is_bounded_and_fewer_conversations_are_looked_at() -> None:

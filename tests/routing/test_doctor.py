@@ -323,6 +323,26 @@ def test_what_is_remembered_is_bounded() -> None:
     assert all(len(lines) <= 3 for lines in patient.doctor._lines.values())
 
 
+def test_many_tenants_that_come_once_hide_nobody() -> None:
+    patient = Patient(keys=10_000)
+    for turn in range(1, 4):
+        for number in range(300):
+            patient.see(body(talk(1, about=f"{number}")), key=number + 1000 * turn, tenant=f"{turn} {number}")
+        patient.see(body(talk(turn, f"{later(turn)} {SYSTEM}")), key=1, tenant="clocked")
+    (found,) = patient.found
+    assert (found["tenant"], found["breaks"]) == ("clocked", 2)
+    assert len(patient.doctor.findings.groups) == 256
+
+
+@pytest.mark.parametrize(
+    "text", ["day-" * 20_000, "a-1-" * 20_000, "0:" * 40_000, "f" * 70_000 + "1", "1" * 70_000]
+)
+def test_hostile_texts_are_looked_at_as_quickly_as_any(text: str) -> None:
+    patient = Patient()
+    for number in range(3):
+        patient.see(body([{"role": "system", "content": f"{number}{text}"}, *talk(2)[1:]]))
+
+
 def test_a_part_of_the_conversations_stands_for_all() -> None:
     doctor = Doctor(1000, 0.0)
     mask = 3

@@ -16,14 +16,13 @@ __all__ = ["Finding", "Findings", "Group"]
 
 _MEMORY_S: Final = 1800.0
 _YOUNGEST_S: Final = 10.0  # a rate is not told from less
-_GROUPS: Final = 512
-_FINDINGS: Final = 2048
-_KEYS: Final = 1000  # counted apart
+_GROUPS: Final = 256
+_FINDINGS: Final = 512
+_KEYS: Final = 256  # counted apart
 _NAMED: Final = 3
 _INDEXES: Final = 16
 _SAMPLES: Final = 2
 _BINS: Final = 50
-OTHERS: Final = "(others)"
 
 
 class _Rate:
@@ -53,6 +52,7 @@ class Finding:
         "indexes",
         "keys",
         "kind",
+        "last_s",
         "lost_tokens",
         "named",
         "offsets",
@@ -67,6 +67,7 @@ class Finding:
         self.tenant, self.pool, self.place, self.kind = tenant, pool, place, kind
         self.breaks = 0.0
         self.lost_tokens = 0.0
+        self.last_s = 0.0
         self.rate = _Rate()
         self.keys: set[int] = set()
         self.named: list[int] = []
@@ -124,8 +125,12 @@ class Findings:
         group = self.groups.get((tenant, pool))
         if group is None:
             if len(self.groups) >= _GROUPS:
-                tenant = pool = OTHERS
-            group = self.groups.setdefault((tenant, pool), Group())
+                # Tenants may be what clients say they are: many that came once must hide nobody.
+                least = min(
+                    self.groups, key=lambda name: (self.groups[name].broken, self.groups[name].requests)
+                )
+                del self.groups[least]
+            group = self.groups[tenant, pool] = Group()
         group.requests += weight
         if compared:
             group.compared += weight
@@ -137,8 +142,9 @@ class Findings:
         finding = self.found.get(name)
         if finding is None:
             if len(self.found) >= _FINDINGS:
-                name = (OTHERS, OTHERS, broken.place, broken.kind)
-            finding = self.found.setdefault(name, Finding(*name))
+                del self.found[min(self.found, key=lambda name: self.found[name].lost_tokens)]
+            finding = self.found[name] = Finding(*name)
+        finding.last_s = now_s
         lost = broken.lost_bytes * tokens_per_byte
         self.lost_by_place[broken.place, broken.kind] += round(weight * lost)
         finding.breaks += weight
@@ -185,6 +191,7 @@ class Findings:
                 "example_keys": [f"{key:016x}" for key in finding.named],
                 "lost_tokens": round(finding.lost_tokens),
                 "lost_tokens_per_hour": round(finding.rate.per_hour(self.began_s, now_s)),
+                "last_seen_s": round(max(0.0, now_s - finding.last_s), 1),
             }
             if samples and finding.samples:
                 row["samples"] = finding.samples

@@ -41,10 +41,11 @@ _TIMES: Final = re.compile(
     rb"|(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b)"
     % (_CLOCK, _CLOCK, _MONTH, _DAY, _DAY, _MONTH)
 )
-# UUIDs, hashes, and words of letters and digits mixed that nobody would write; then every number.
+# UUIDs, hashes, and words of letters and digits mixed that nobody would write; then every number. Looking ahead is
+# bounded, so that no text takes more than linear time.
 _IDS: Final = re.compile(
-    rb"\b(?:[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|(?=[A-Za-z_-]*\d)[0-9A-Za-z_-]{16,}\b"
-    rb"|(?=[a-f]*\d)[0-9a-f]{7,}\b)|\d+"
+    rb"\b(?:[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|(?=[A-Za-z_-]{0,40}\d)[0-9A-Za-z_-]{16,}\b"
+    rb"|(?=[a-f]{0,40}\d)[0-9a-f]{7,}\b)|\d+"
 )
 _WORD: Final = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
 _MASK: Final = b"\x00"
