@@ -130,7 +130,7 @@ class App:
         self._explainer = Explainer(proxy, self.fleet, front)
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._discovery = discovery = DiscoveryWatch(self.fleet, self.live.refound)
-        discovery.prepare(settings.discovery)()
+        discovery.prepare(settings.discovery).follow()
         self.live.attach(
             Parts(
                 fleet=self.fleet,

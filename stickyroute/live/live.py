@@ -41,9 +41,6 @@ __all__ = ["Live", "Origin", "Parts"]
 
 log = logging.getLogger(__name__)
 
-DISCOVERY_FIRST_S = 3.0
-"""How long a change of settings waits for the first answer of a new source."""
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -139,7 +136,7 @@ class Live:
         """What `settings` would change. Of sources of discovery that are new nothing is known yet."""
         parts = self._here()
         new = in_force(self.settings, settings)
-        specs, _ = _sum(new, parts.discovery.found(new.discovery))
+        specs, _ = _sum(new, parts.discovery.prepare(new.discovery).found)
         return Preview(await self._plan(parts, specs), changes(self.settings, settings), overruled)
 
     async def apply(self, settings: Settings, source: str, overruled: tuple[str, ...] = ()) -> Preview:
@@ -147,11 +144,11 @@ class Live:
         parts = self._here()
         async with self._lock:
             new = in_force(self.settings, settings)
-            follow = parts.discovery.prepare(new.discovery)
+            discovery = parts.discovery.prepare(new.discovery)
             router = Router(build_policy(new), random.Random())
             routes = RouteTable(new.extra_routes)
             affinity = build_affinity(new, router.needs, parts.affinity)
-            specs, draining = _sum(new, parts.discovery.found(new.discovery))
+            specs, draining = _sum(new, discovery.found)
             contexts = parts.targets.prepare(specs)
             plan = await self._plan(parts, specs)
             preview = Preview(plan, changes(self.settings, settings), overruled)
@@ -159,7 +156,7 @@ class Live:
             if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
                 load_certificate(parts.listener_tls, new.tls)
             # From here on nothing can fail, and no request comes in between.
-            follow()
+            discovery.follow()
             self._change_members(parts, plan, contexts)
             parts.affinity, parts.router = affinity, router
             parts.proxy.retune(new, affinity, router, routes)

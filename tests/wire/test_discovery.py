@@ -189,6 +189,7 @@ async def test_sources_come_go_and_change_their_options_with_the_configuration(t
             assert names(proxy) == ["b"]
             # Another file in the place of the first: nobody is lost until it was read.
             await proxy.put_config(told({"path": str(one)}))
+            assert names(proxy) == ["b"]
             await until(lambda: names(proxy) == ["a"])
             await proxy.put_config(json.dumps({**ports, "backends": [b.settings()]}))
             assert names(proxy) == ["b"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stickyroute.clock import monotonic
@@ -20,7 +21,7 @@ from stickyroute.watch.discovery.kubernetes import KubernetesSource
 from stickyroute.watch.discovery.places import Found, Place, Source, spec_of
 from stickyroute.watch.supervisor import Supervisor
 
-__all__ = ["DiscoveryWatch"]
+__all__ = ["DiscoveryWatch", "Prepared"]
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,17 @@ _OPTIONS = ("weight", "api_key", "ca", "tls_verify", "models", "max_in_flight", 
 """What an entry adds to what its source finds: another value needs no new source."""
 
 
-class DiscoveryWatch:
-    """Follows entries of the configuration; `changed` is awaited after what they find has changed.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Other entries, ready to be followed. `found` is what they find for now; `follow` makes them those in force."""
 
-    `follow` before `start` and again whenever the entries change.
-    """
+    found: tuple[Found, ...]
+    follow: Callable[[], None]
+
+
+class DiscoveryWatch:
+    """Follows entries of the configuration, once they were prepared; `changed` is awaited after what they find has
+    changed."""
 
     def __init__(self, fleet: Fleet, changed: Callable[[], Awaitable[None]]) -> None:
         self._fleet = fleet
@@ -47,36 +54,41 @@ class DiscoveryWatch:
         self._supervisor = Supervisor()
         self._running = False
 
-    def prepare(self, entries: Sequence[DiscoverySettings]) -> Callable[[], None]:
-        """What makes these the entries that are followed; to be called once nothing can go wrong any more.
+    def prepare(self, entries: Sequence[DiscoverySettings]) -> Prepared:
+        """These entries in the place of those that are followed; nothing happens before `Prepared.follow`.
 
         Sources that stay keep what they found. A new one has, until its first answer, what a removed one of its
         kind had found. Raises ConfigError for a source that cannot be made.
         """
         left = list(self._followed)
-        chosen: list[tuple[DiscoverySettings, _Followed]] = []
+        chosen: list[tuple[DiscoverySettings, _Followed | None]] = []
         for entry in entries:
             same = next((one for one in left if _identity(one.entry) == _identity(entry)), None)
             if same is not None:
                 left.remove(same)
-            chosen.append((entry, same if same is not None else _Followed(entry, _source(entry), self._news)))
+            chosen.append((entry, same))
+        orphans = list(left)
+        following: list[tuple[DiscoverySettings, _Followed]] = []
+        for entry, one in chosen:
+            if one is None:
+                one = _Followed(entry, _source(entry), self._news)
+                before = next((orphan for orphan in orphans if orphan.entry.kind == entry.kind), None)
+                if before is not None:
+                    orphans.remove(before)
+                    one.places = before.places
+            following.append((entry, one))
 
         def follow() -> None:
-            orphans = list(left)
-            for entry, one in chosen:
-                one.entry = entry
-                if one not in self._followed:
-                    before = next((other for other in orphans if other.entry.kind == entry.kind), None)
-                    if before is not None:
-                        orphans.remove(before)
-                        one.places = before.places
-                    if self._running:
-                        self._start(one)
+            known = set(map(id, self._followed))
             for one in left:
                 one.stop()
-            self._followed = [one for _, one in chosen]
+            self._followed = [one for _, one in following]
+            for entry, one in following:
+                one.entry = entry
+                if id(one) not in known and self._running:
+                    self._start(one)
 
-        return follow
+        return Prepared(_found([(entry, one.places) for entry, one in following]), follow)
 
     def start(self) -> None:
         """Begin; must be called on the running loop."""
@@ -103,12 +115,9 @@ class DiscoveryWatch:
             return False
         return True
 
-    def found(self, entries: Sequence[DiscoverySettings] | None = None) -> tuple[Found, ...]:
-        """All that is found now; with `entries`, as it would be under those where their sources are known."""
-        if entries is None:
-            return _found([(one.entry, one.places) for one in self._followed])
-        known = {_identity(one.entry): one.places for one in self._followed}
-        return _found([(entry, known.get(_identity(entry), ())) for entry in entries])
+    def found(self) -> tuple[Found, ...]:
+        """All that is found now."""
+        return _found([(one.entry, one.places) for one in self._followed])
 
     def state(self) -> list[dict[str, Any]]:
         """How each source goes, as JSON values."""
