@@ -14,6 +14,7 @@ from typing import Any
 from stickyroute import __version__
 from stickyroute.clock import monotonic
 from stickyroute.control.auth import Guard
+from stickyroute.control.board_parts import decision_row, diagnosis, part
 from stickyroute.control.deps import Deps
 from stickyroute.control.history import STEP_S, History
 from stickyroute.control.operate import state_age_s
@@ -27,8 +28,6 @@ _AT_ONCE = 50
 """Backends told of in one go, about a millisecond."""
 _DECISIONS = 60
 _MODELS = 3
-_FINDINGS = 8
-_BAD_SHARE = 0.1
 _ALERTS = 20
 _ALERT_CHARS = 500
 _STALE_SCRAPES = 3
@@ -83,6 +82,11 @@ class Board:
             "config": None if deps.config is None else deps.config.state(),
             "alerts": self._alerts(backends),
             "backends": backends,
+            "leaving": [
+                {"name": backend.name, "in_flight": fleet.in_flight[backend.slot]}
+                for backend in fleet.leaving()
+            ],
+            "shadow": self._shadow(),
             "reasons": dict(deps.metrics.decisions_by_reason),
             "decisions": self._decisions(),
             "doctor": self._diagnosis(now_s),
@@ -97,11 +101,13 @@ class Board:
 
     def _summary(self, backends: list[dict[str, Any]]) -> dict[str, Any]:
         traffic = self._deps.metrics.traffic.values()
+        held = self._deps.metrics.sources.held_requests
         return {
             **self._history.minute,
             "saved_tokens": sum(each.cached_tokens for each in traffic),
             "saved_cost": sum(each.cost_saved - each.cost_extra for each in traffic),
             "in_flight": sum(backend["in_flight"] for backend in backends),
+            "held": 0 if held is None else held(),
             "backlog_tokens": sum(backend["backlog_tokens"] for backend in backends),
             "available": sum(1 for backend in backends if backend["available"]),
             "backends": len(backends),
@@ -186,8 +192,21 @@ class Board:
         if now_s - self._diagnosed[0] >= STEP_S:
             minute = self._history.minute
             told = ward.report(minute["hit_rate"], minute["prompt_tokens_s"], samples=False)
-            self._diagnosed = now_s, _diagnosis(told)
+            self._diagnosed = now_s, diagnosis(told)
         return self._diagnosed[1]
+
+    def _shadow(self) -> dict[str, Any] | None:
+        """How the shadow policy compares; None without one."""
+        source = self._deps.metrics.sources.shadow
+        shadow = source() if source is not None else None
+        if shadow is None or not shadow.decisions:
+            return None
+        return {
+            "policy": shadow.policy,
+            "agreed": round(shadow.agreed / shadow.decisions, 4),
+            "expected": part(shadow.expected_tokens, shadow.prompt_tokens),
+            "live_expected": part(shadow.live_expected_tokens, shadow.prompt_tokens),
+        }
 
     def _config_alerts(self) -> list[dict[str, Any]]:
         config = self._deps.config
@@ -212,74 +231,8 @@ class Board:
         decisions = self._deps.decisions
         if decisions is None or not self._deps.settings().decisions:
             return None
-        return [_decision(told) for told in decisions.last(_DECISIONS)]
+        return [decision_row(told) for told in decisions.last(_DECISIONS)]
 
 
 def _alert(level: str, backend: str | None, code: str, text: str) -> dict[str, Any]:
     return {"level": level, "backend": backend, "code": code, "text": text}
-
-
-def _decision(told: dict[str, Any]) -> dict[str, Any]:
-    """A line of the stream. `expected` and `achieved` are parts of the prompt, 0 to 1, that were cached."""
-    predicted, achieved = told["predicted"], told["achieved"]
-    return {
-        "id": told["number"],
-        "at": told["time"],
-        "backend": told["backend"],
-        "reason": told["reason"],
-        "model": told["model"],
-        "expected": None
-        if predicted is None
-        else _part(predicted["cached_tokens"], predicted["prompt_tokens"]),
-        "achieved": _part(achieved["cached_tokens"], achieved["prompt_tokens"]),
-        "ttft_s": achieved["ttft_s"],
-        "duration_s": told["duration_s"],
-        "failed": None if told["end"] == COMPLETE and told["status"] < 400 else _failure(told),
-    }
-
-
-def _diagnosis(told: dict[str, Any]) -> dict[str, Any]:
-    """The doctor's report as a few cards. `level` is bad from a tenth of follow-ups that break."""
-    overlap = told["median_overlap"]
-    shared = "" if overlap is None else f", {overlap:.0%} of a prompt began an earlier one"
-    findings = [
-        {
-            "id": f"{row['tenant']}|{row['pool']}|{row['place']}|{row['message']}|{row['kind']}",
-            "level": "bad" if (row["share_of_followups"] or 0.0) >= _BAD_SHARE else "warn",
-            "title": _headline(row),
-            "lost_tokens_per_hour": row["lost_tokens_per_hour"],
-            "where": _whereabouts(row),
-            "advice": row["advice"],
-        }
-        for row in told["findings"][:_FINDINGS]
-    ]
-    return {
-        "note": f"{told['conversations']:,} conversations{shared}",
-        "findings": findings,
-        "rules": [
-            f"{rule['figure']} {rule['value']} ({rule['bound']}): {rule['says']}" for rule in told["rules"]
-        ],
-    }
-
-
-def _headline(row: dict[str, Any]) -> str:
-    kind = str(row["kind"])
-    places = {"system": "the system prompt", "tools": "the tools", "message": f"message {row['message']}"}
-    where = places.get(row["place"], row["place"])
-    return f"{kind[:1].upper()}{kind[1:]} in {where}"
-
-
-def _whereabouts(row: dict[str, Any]) -> str:
-    who = f"tenant {row['tenant']}" if row["tenant"] else "no tenant"
-    low, high = row["offset_bytes"]
-    at = f"byte {low}" if low == high else f"bytes {low} to {high}"
-    share = "" if row["share_of_followups"] is None else f", {row['share_of_followups']:.0%} of follow-ups"
-    return f"{who}, {row['pool']}, at {at}; {row['keys']} conversations{share}"
-
-
-def _part(some: float | None, whole: float | None) -> float | None:
-    return None if some is None or not whole else round(min(1.0, some / whole), 3)
-
-
-def _failure(told: dict[str, Any]) -> str:
-    return str(told["status"]) if told["end"] == COMPLETE else str(told["end"])

@@ -16,7 +16,8 @@ from aiohttp import web
 from stickyroute.control import events
 from stickyroute.control.answers import errors_in_json
 from stickyroute.control.events import Feed
-from tests.support.admin_port import AdminPort, admin_port
+from stickyroute.metrics.sources import ShadowFigures
+from tests.support.admin_port import AdminPort, admin_port, spec
 
 
 class Watcher:
@@ -89,6 +90,50 @@ async def test_a_fleet_of_hostile_names_is_still_one_line_of_json() -> None:
     async with admin_port(name, "b") as port, watching(port) as watcher:
         await watcher.next()
         assert (await watcher.next())[1]["backends"][0]["name"] == name
+
+
+async def test_held_requests_and_the_shadow_policy_are_told() -> None:
+    """150 of 200 requests would have gone the same way; 60 % of their tokens expected to be cached, live 70 %."""
+    async with admin_port("a") as port:
+        quiet = (await port.ask("GET", "/board"))[1]
+        assert (quiet["summary"]["held"], quiet["shadow"]) == (0, None)
+        port.metrics.sources.held_requests = lambda: 7
+        port.metrics.sources.shadow = lambda: ShadowFigures("ring", 200, 150, 1000.0, 600.0, 700.0, 1.2, 1.1)
+        told = (await port.ask("GET", "/board"))[1]
+        assert told["summary"]["held"] == 7
+        assert told["shadow"] == {"policy": "ring", "agreed": 0.75, "expected": 0.6, "live_expected": 0.7}
+
+
+async def test_a_removed_backend_is_shown_until_it_is_empty() -> None:
+    async with admin_port("a", "b") as port:
+        lease = port.fleet.lease(1)
+        assert lease is not None
+        port.fleet.apply(port.fleet.plan([spec("a")]), 100.0)
+        told = (await port.ask("GET", "/board"))[1]
+        assert [backend["name"] for backend in told["backends"]] == ["a"]
+        assert told["leaving"] == [{"name": "b", "in_flight": 1}]
+        lease.release()
+        assert (await port.ask("GET", "/board"))[1]["leaving"] == []
+
+
+async def test_what_the_configuration_has_to_say_is_an_alert() -> None:
+    class Configured:
+        def state(self) -> dict[str, Any]:
+            return {"generation": 4, "last_error": "policy: must be", "needs_restart": ["listen", "tls.cert"]}
+
+        def discovery_state(self) -> list[dict[str, Any]]:
+            return [{"source": "dns engines", "error": None}, {"source": "file x", "error": "gone"}]
+
+        def effective(self) -> str:
+            return ""
+
+    async with admin_port("a", deps={"config": Configured()}) as port:
+        alerts = (await port.ask("GET", "/board"))[1]["alerts"]
+    assert [(alert["level"], alert["text"]) for alert in alerts] == [
+        ("bad", "a configuration was refused, 4 stays in force: policy: must be"),
+        ("warn", "discovery by file x: gone"),
+        ("note", "changed in the configuration, and waiting for a restart: listen, tls.cert"),
+    ]
 
 
 async def test_alerts_tell_who_is_out_and_are_bounded() -> None:

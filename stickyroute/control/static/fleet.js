@@ -136,7 +136,8 @@ function said(backend) {
 function note(state, found) {
   const all = state.backends.length;
   const pools = state.many_pools ? ", which serve different models" : "";
-  return found === all ? `${all} ${all === 1 ? "backend" : "backends"}${pools}` : `${found} of ${all}`;
+  const leaving = state.leaving.map((backend) => `; ${backend.name} is leaving, ${backend.in_flight} left`).join("");
+  return found === all ? `${all} ${all === 1 ? "backend" : "backends"}${pools}${leaving}` : `${found} of ${all}`;
 }
 
 function models(backend) {

@@ -12,6 +12,10 @@ export function showFacts(state) {
     ["ring", state.ring.fingerprint.slice(0, 8)],
   ];
   if (state.config) facts.push(["config", `#${state.config.generation}`]);
+  if (state.shadow) {
+    const { policy, agreed, expected, live_expected: live } = state.shadow;
+    facts.push(["shadow", `${policy}: ${percent(agreed)} the same, ${percent(expected)} cached (live ${percent(live)})`]);
+  }
   keyed(byId("facts"), facts, ([name]) => name, ([name]) => el("li", {}, el("span", { class: "quiet" }, `${name} `), el("b")), (node, [, value]) => text(node.lastChild, value));
   text(byId("version"), state.version);
 }
