@@ -19,7 +19,6 @@ from stickyroute.control.deps import Deps
 from stickyroute.control.history import STEP_S, History
 from stickyroute.control.operate import state_age_s
 from stickyroute.fleet import Backend
-from stickyroute.http.words import COMPLETE
 from stickyroute.routing.ring import Ring
 
 __all__ = ["Board"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stickyroute.http.relay import COMPLETE
+from stickyroute.http.words import COMPLETE
 
 __all__ = ["decision_row", "diagnosis", "part"]
 
