@@ -63,6 +63,7 @@ class Books:
         self._answer = Mean(_ANSWER_TOKENS)
         self._counted_s = 0.0
         self._stay = Mean(0.0, 0.02)
+        self._block = [1] * count  # tokens in a block of the engine's, until its metrics tell
         self._told: dict[tuple[int, ...], int] = {}  # by pool: prompts whose length in tokens was told
         # By a conversation's last block: its prompt's tokens, its answer's, and the prompt's bytes.
         self._totals: dict[int, tuple[int, int, int]] = {}
@@ -89,6 +90,7 @@ class Books:
         for sums in (self._since_s, self._owed, self._believed, self._proved):
             sums += [0.0] * more
         self._rate += [self._new_rate() for _ in range(more)]
+        self._block += [1] * more
 
     def reset(self, slot: int) -> None:
         """Somebody else is in the slot, of whom nothing is known. Nothing may be in flight there."""
@@ -98,6 +100,7 @@ class Books:
         self.loads.index.set_capacity(slot, self._tuning.kv_tokens)
         self._owed[slot] = 0.0
         self._rate[slot] = self._new_rate()
+        self._block[slot] = 1
 
     def _blank(self) -> tuple[tuple[array[float], float], ...]:
         """Each array of figures, and what stands there for one of whom nothing is known."""
@@ -143,9 +146,10 @@ class Books:
                     # Where this conversation stopped there, its length is known to the token.
                     known = self._totals.get(keys.chain[blocks - 1]) if tail else None
                     if known is None:
-                        lease.cached_tokens = loads.trust[slot] * held
+                        cached = loads.trust[slot] * held
                     else:  # the answer too, if the prompt goes on behind it
-                        lease.cached_tokens = float(known[0] + (known[1] if size > known[2] else 0))
+                        cached = float(known[0] + (known[1] if size > known[2] else 0))
+                    lease.cached_tokens = cached - cached % self._block[slot]  # only whole blocks are
         loads.in_flight[slot] += 1
         loads.queued[slot] += 1
         loads.in_flight_tokens[slot] += lease.tokens
@@ -288,6 +292,10 @@ class Books:
         if tokens > 0:
             self.loads.capacity_tokens[slot] = tokens
             self.loads.index.set_capacity(slot, tokens)
+
+    def record_block(self, slot: int, tokens: int) -> None:
+        """How many tokens a block of the backend's cache has: what is cached is so in whole blocks."""
+        self._block[slot] = max(1, tokens)
 
     def record_kv(self, slot: int, utilization: float) -> None:
         """The share of its cache, 0 to 1, that a backend's running requests hold."""

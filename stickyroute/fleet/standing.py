@@ -55,6 +55,8 @@ class Standing:
             self._health.restarted(slot, now_s)
             self._warnings.restarted(slot)
             self._rooms.join(slot, now_s)
+        if sample.block_size_tokens is not None:
+            books.record_block(slot, sample.block_size_tokens)
         if sample.capacity_tokens is not None:
             books.record_capacity(slot, sample.capacity_tokens)
         elif sample.blocks is not None and sample.block_size_tokens is not None:
