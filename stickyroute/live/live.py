@@ -136,7 +136,7 @@ class Live:
         """What `settings` would change. Of sources of discovery that are new nothing is known yet."""
         parts = self._here()
         new = in_force(self.settings, settings)
-        specs, _ = _sum(new, parts.discovery.prepare(new.discovery).found)
+        specs, _ = _sum(new, parts.discovery.prepare(new.discovery).found, parts.fleet)
         return Preview(await self._plan(parts, specs), changes(self.settings, settings), overruled)
 
     async def apply(self, settings: Settings, source: str, overruled: tuple[str, ...] = ()) -> Preview:
@@ -148,7 +148,7 @@ class Live:
             router = Router(build_policy(new), random.Random())
             routes = RouteTable(new.extra_routes)
             affinity = build_affinity(new, router.needs, parts.affinity)
-            specs, draining = _sum(new, discovery.found)
+            specs, draining = _sum(new, discovery.found, parts.fleet)
             contexts = parts.targets.prepare(specs)
             plan = await self._plan(parts, specs)
             preview = Preview(plan, changes(self.settings, settings), overruled)
@@ -182,7 +182,7 @@ class Live:
         """Discovery found something else: the fleet follows."""
         parts = self._here()
         async with self._lock:
-            specs, draining = _sum(self.settings, parts.discovery.found())
+            specs, draining = _sum(self.settings, parts.discovery.found(), parts.fleet)
             plan = await self._plan(parts, specs)
             preview = Preview(plan)
             try:
@@ -284,12 +284,23 @@ class Live:
         return self._parts
 
 
-def _sum(settings: Settings, found: Sequence[Found]) -> tuple[list[BackendSpec], frozenset[str]]:
-    """All backends there are, those of the configuration first, and the names of those that are being ended."""
+def _sum(
+    settings: Settings, found: Sequence[Found], fleet: Fleet
+) -> tuple[list[BackendSpec], frozenset[str]]:
+    """All backends there are, those of the configuration first, and the names of those that are being ended.
+
+    Who is being ended and was never here has nothing to finish, and no user need move for it.
+    """
     specs = backend_specs(settings)
     names = {spec.name for spec in specs}
     urls = {spec.url for spec in specs}
-    others = [one for one in found if one.spec.name not in names and one.spec.url not in urls]
+    others = [
+        one
+        for one in found
+        if one.spec.name not in names
+        and one.spec.url not in urls
+        and not (one.draining and fleet.find(one.spec.name) is None)
+    ]
     return specs + [one.spec for one in others], frozenset(one.spec.name for one in others if one.draining)
 
 

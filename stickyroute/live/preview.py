@@ -138,11 +138,7 @@ def _members(plan: Plan) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def _moved(plan: Plan) -> str:
     if not changes_members(plan) or plan.moved_share == 0:
-        return (
-            "no key moves"
-            if not plan.added or plan.losses or not plan.gains
-            else "the first backends: no key moves"
-        )
+        return "no key moves"
     gains = sorted(plan.gains.items(), key=lambda item: -item[1])
     names = [f"{name} gains {_percent(share)}" for name, share in gains]
     return f"{_percent(plan.moved_share)} of keys move, {_some(names)}"

@@ -156,6 +156,7 @@ async def test_a_pod_that_comes_back_under_its_name_gets_its_users_back(tmp_path
                 assert [was for was, now in zip(before, during, strict=True) if was != now] == [
                     "vllm-0"
                 ] * before.count("vllm-0")
+                put("vllm-9", new, ending=True, ready=False)
                 api.delete(PODS, "vllm-0")
                 await until(lambda: names(proxy) == ["vllm-1", "vllm-2"])
                 gate.set()

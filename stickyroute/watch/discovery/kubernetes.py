@@ -83,6 +83,9 @@ class KubernetesSource:
                 self._version = ""
                 self._failures += 1
                 listener.failed(str(error))
+            except aiohttp.ClientPayloadError:
+                self._failures += 1
+                listener.failed("the watch broke off")
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 self._failures += 1
                 listener.failed(f"the API cannot be reached: {type(error).__name__} {error}".rstrip())
