@@ -66,6 +66,8 @@ class Decisions:
             self._ring = deque(self._ring, maxlen=size)
 
     def record(self, exchange: Exchange, end: str, now_s: float, usage: Usage | None) -> None:
+        if not self._ring.maxlen:
+            return
         slot, lease, keys = exchange.slot, exchange.lease, exchange.keys
         self.recorded += 1
         self._ring.append(

@@ -15,7 +15,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from stickyroute import defaults
 from stickyroute.settings.addresses import Address, split_host_port
 from stickyroute.settings.checks import (
-    Count,
     Key,
     Listen,
     Number,
@@ -23,6 +22,7 @@ from stickyroute.settings.checks import (
     Problems,
     Routes,
     Seconds,
+    WholeNumber,
     off_is_a_word,
     split_commas,
 )
@@ -181,8 +181,11 @@ class Settings(BaseSettings):
     exact: ExactSettings = Field(
         default_factory=ExactSettings, description="What backends with KV events hold."
     )
-    decisions: Count = Field(
-        default=defaults.DECISIONS, le=1_000_000, description="How many past decisions the admin port shows."
+    decisions: WholeNumber = Field(
+        default=defaults.DECISIONS,
+        ge=0,
+        le=1_000_000,
+        description="How many past decisions the admin port shows; 0 keeps none.",
     )
     shadow: PolicyName | None = Field(
         default=None,

@@ -97,3 +97,6 @@ async def test_the_ring_is_resized_while_it_runs() -> None:
         assert [row["number"] for row in kept.last(10)] == [6, 5, 4, 3]
         kept.resize(2)
         assert [row["number"] for row in kept.last(10)] == [6, 5]
+        kept.resize(0)
+        await proxy.ask(chat())
+        assert (kept.last(10), kept.recorded) == ([], 6)
