@@ -103,7 +103,7 @@ def as_text(answer: Mapping[str, Any]) -> str:
     lines = [f"{request['method']} {request['path']}, {request['body_bytes']} bytes"]
     if "model" in request:
         pool = f" (pool {request['pool']})" if "pool" in request else ""
-        lines.append(f"model     {request['model']}{pool}")
+        lines.append(f"model     {request['model'] or 'not named'}{pool}")
     if request.get("tenant"):
         lines.append(f"tenant    {request['tenant']}")
     lines += [*_key_lines(answer), f"policy    {answer['policy']}"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stickyroute.routing.policies import POLICIES
-from tests.support.fake_backend import fakes
+from tests.support.fake_backend import fakes, reply
 from tests.support.raw_client import CHAT, RawClient, chat, request
 from tests.support.run_proxy import RunningProxy, run_proxy
 
@@ -127,6 +127,30 @@ async def test_what_would_be_refused_is_told(body: bytes, path: str, status: int
         told = await explain(proxy, body, f"?path={path}")
         assert (told["refused"]["status"], told["refused"]["code"]) == (status, code)
         assert "refused" in await explain(proxy, body, f"?path={path}&format=text")
+
+
+async def test_what_one_backend_keeps_is_explained_as_pinned_there() -> None:
+    given = json.dumps({"id": "resp_1", "object": "response", "output": []}).encode()
+    async with fakes("a", "b", "c") as three, run_proxy(three, response_headers=True) as proxy:
+        for fake in three:
+            fake.on("/v1/responses", reply(body=given))
+        first = await proxy.ask(json.dumps({"model": "m", "input": "Hello"}).encode(), path="/v1/responses")
+        goes_on = json.dumps({"model": "m", "input": "And?", "previous_response_id": "resp_1", "user": "u"})
+        told = await explain(proxy, goes_on.encode(), "?path=/v1/responses")
+    assert told["choice"] == {
+        **told["choice"],
+        "backend": first.get("x-stickyroute-backend"),
+        "reason": "pinned",
+    }
+
+
+async def test_a_route_that_is_not_read_and_one_that_is_answered_here() -> None:
+    async with fakes("a") as fake, run_proxy([fake]) as proxy:
+        told = await explain(proxy, b"anything", "?path=/tokenize", {"X-Session-Id": "s"})
+        assert (told["choice"]["backend"], told["key"]["source"]) == ("a", "header:x-session-id")
+        assert "not named" in await explain(proxy, b"anything", "?path=/tokenize&format=text")
+        here = await explain(proxy, json.dumps({"method": "GET", "path": "/v1/models", "body": ""}).encode())
+        assert "answered here" in here["notes"][0]
 
 
 async def test_keys_of_the_gateway() -> None:
