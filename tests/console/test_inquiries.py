@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stickyroute.cli import main
+from stickyroute.routing.doctor.advice import ADVICE
 from tests.support.fake_backend import fakes
 from tests.support.raw_client import chat
 from tests.support.run_proxy import run_proxy
@@ -28,6 +29,7 @@ LLAMA = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16",
     "max_position_embeddings": 131072,
 }  # fmt: skip
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
 TEXT = "Bread is baked each morning. " * 20
 
 
@@ -189,6 +191,16 @@ def test_kv_tells_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         == 0
     )
     assert json.loads(capsys.readouterr().out)["token_bytes"] == 64 * 1024
+
+
+def test_what_the_documentation_shows_is_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "config.json", LLAMA)
+    main(["kv", "--model-config", path, "--gpu-memory", "80GiB"])
+    assert capsys.readouterr().out in DOCUMENT
+    for kind, text in ADVICE.items():
+        assert f"| {kind} |" in DOCUMENT, text
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from stickyroute.routing.doctor.compare import (
     WHITESPACE,
 )
 
-__all__ = ["BENCHMARK_SGLANG", "BROKEN_PROMPT", "KV_FULL", "advice", "rules"]
+__all__ = ["ADVICE", "BENCHMARK_SGLANG", "BROKEN_PROMPT", "KV_FULL", "advice", "rules"]
 
 BENCHMARK_SGLANG: Final = 0.4
 """Median prefix overlap above which SGLang's radix cache is worth a benchmark against vLLM."""
@@ -32,7 +32,7 @@ KV_FULL: Final = 0.8
 """Share of the KV cache in use above which engines evict, preempt, and first tokens come late."""
 _EVIDENCE_TOKENS: Final = 10_000  # of prompts, before a hit rate says anything
 
-_ADVICE: Final = {
+ADVICE: Final = {
     TIME: "Take the clock out of {place}, or move it behind everything that stays: into the newest user message. If "
     "the model only needs the day, send the date, not the second.",
     ID: "Take the request id, session id or counter out of {place}; send it as a header (x-session-id) or in "
@@ -56,12 +56,13 @@ _ADVICE: Final = {
     OTHER: "What is rendered in front of the messages changes from turn to turn. Keep it as it is for a whole "
     "conversation.",
 }
+"""What to do, by kind; `{place}` is where."""
 
 
 def advice(place: str, kind: str) -> str:
     """What the client's developer can do."""
     where = {TOOLS: "the tools", SYSTEM: "the system prompt"}.get(place, "the earlier messages")
-    return _ADVICE.get(kind, _ADVICE[OTHER]).format(place=where)
+    return ADVICE.get(kind, ADVICE[OTHER]).format(place=where)
 
 
 def rules(
