@@ -31,7 +31,8 @@ from stickyroute.routing.sessions import Sessions
 
 BACKENDS = (16,)
 PROMPT_BYTES = (1024, 32 * 1024, 200 * 1024)
-BODIES = 24  # different ones; few, because a body that was just parsed is in the processor's cache
+BODIES = 24  # different ones at least; few, because a body that was just parsed is in the processor's cache
+BODIES_BYTES = 16 * 1024 * 1024  # at most, where there are two for each backend
 SENTENCE = "The prefix cache of an engine keeps what it has seen of every prompt so far. "
 HEADERS = {b"host": b"h", b"content-type": b"application/json", b"user-agent": b"bench"}
 
@@ -55,14 +56,15 @@ def median_us(call: Callable[[], object], repeats: int) -> float:
 
 
 def busy_fleet(rand: random.Random, rule: AffinityRule, asked: list[Asked], backends: int) -> Fleet:
-    """Every backend with a handful of requests in flight, as in the middle of a day."""
+    """Every backend with a handful of requests in flight, of two conversations, as in the middle of a day."""
     specs = [BackendSpec(f"gpu-{i}", "http", "127.0.0.1", 8000 + i) for i in range(backends)]
     fleet = Fleet(specs, defaults.RING_VNODES)
     pool = fleet.pool(None)
     assert pool is not None
     for slot in range(backends):
-        for _ in range(rand.randrange(6, 10)):
-            keys = rule.keys(HEADERS, Shape.CHAT, rand.choice(asked), "", pool.view.slots)
+        for number in range(rand.randrange(6, 10)):
+            ours = asked[(2 * slot + number % 2) % len(asked)]
+            keys = rule.keys(HEADERS, Shape.CHAT, ours, "", pool.view.slots)
             fleet.lease(slot, keys, 1.0, pool)
     return fleet
 
@@ -73,7 +75,8 @@ def row(policy: str, size: int, user: bool, repeats: int, backends: int) -> list
     router = Router(make_policy(policy), rand)
     # So few turns are remembered that none of these requests is one sent again.
     rule = AffinityRule(defaults.AFFINITY_SOURCES, needs=router.needs, sessions=Sessions(4))
-    bodies = [chat_body(size, number, user) for number in range(BODIES)]
+    count = max(BODIES, min(2 * backends, BODIES_BYTES // size))
+    bodies = [chat_body(size, number, user) for number in range(count)]
     asked = [parse(Shape.CHAT, body, True) for body in bodies]
     fleet = busy_fleet(rand, rule, asked, backends)
     pool = fleet.pool("llama")
