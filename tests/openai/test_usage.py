@@ -144,6 +144,35 @@ def test_fields_of_any_kind_never_raise(shape, fields, streamed):
             assert part is None or 0 <= part <= found.prompt_tokens
 
 
+COUNT = st.integers(0, 2**40)
+
+
+@given(
+    prompt=COUNT,
+    completion=COUNT,
+    total=st.none() | COUNT,
+    total_last=st.booleans(),
+    details=st.none() | st.just({}) | st.fixed_dictionaries({"cached_tokens": st.none() | COUNT}, optional={
+        "created_cache_tokens": st.none() | COUNT, "multimodal_tokens": st.none()}),
+    more=st.sampled_from([{}, {"prompt_tokens_details": None}, {"reasoning_tokens": 0}]),
+    space=st.booleans(),
+    streamed=st.booleans(),
+)  # fmt: skip
+def test_the_usual_form_is_read_as_any_other_is(
+    prompt, completion, total, total_last, details, more, space, streamed
+):
+    between = {} if total is None else {"total_tokens": total}
+    first, last = ({}, between) if total_last else (between, {})
+    fields = {"prompt_tokens": prompt, **first, "completion_tokens": completion, **last}
+    if details is not None:
+        fields["prompt_tokens_details"] = details
+    fields = {**fields, **{key: value for key, value in more.items() if key not in fields}}
+    told = json.dumps({"choices": [], "usage": fields}, separators=None if space else (",", ":")).encode()
+    reordered = {"usage": dict(reversed(fields.items()))}
+    expected = read_tail(Shape.CHAT, json.dumps(reordered).encode(), False)
+    assert read_tail(Shape.CHAT, b"data: " + told if streamed else told, streamed) == expected
+
+
 def test_text_of_the_model_is_no_usage():
     said = json.dumps('}, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}').encode()
     event = b'data: {"choices":[{"delta":{"content":' + said + b"}}]}\n\n"
