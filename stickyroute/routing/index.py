@@ -112,21 +112,18 @@ class Index:
 
     def held(self, chain: Sequence[int]) -> list[int]:
         """For each slot how many of the first blocks of `chain` it holds."""
-        groups = self.groups(chain)
+        return self.by_slot(self.groups(chain))
+
+    def by_slot(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        """What `groups` says, for each slot."""
         count = self._count
-        if not groups:
-            return [0] * count
-        level, slots = groups.pop()
-        if len(slots) == count:
-            found = [level] * count
-        else:
-            found = [0] * count
-            for slot in slots:
-                found[slot] = level
-        while groups:
-            level, slots = groups.pop()
-            for slot in slots:
-                found[slot] = level
+        found = [0] * count
+        for level, slots in reversed(groups):
+            if len(slots) == count:
+                found = [level] * count
+            else:
+                for slot in slots:
+                    found[slot] = level
         return found
 
     def groups(self, chain: Sequence[int]) -> list[tuple[int, Sequence[int]]]:

@@ -13,7 +13,10 @@ from typing import Any
 from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
 
-__all__ = ["FleetView"]
+__all__ = ["FleetView", "Groups"]
+
+Groups = Sequence[tuple[int, Sequence[int]]]
+"""(How many of a prompt's first blocks, the slots that hold so many or more), the most blocks first."""
 
 
 class FleetView:
@@ -24,10 +27,12 @@ class FleetView:
     here so that every set of candidates has a rotation of its own, and loses it together with its ring.
     `relative_weights` are over the mean of those that have one, and `even` says that they are all 1; `read`
     takes an array by slot and gives the values of the members, in one step of C. `loads` are the fleet's;
-    `bytes_per_token` of the text these backends are sent is learned by the fleet.
+    `bytes_per_token` of the text these backends are sent is learned by the fleet. `size` is the number of members, of
+    the whole pool where this is a part of one.
     """
 
     __slots__ = (
+        "_members",
         "available",
         "bytes_per_token",
         "credits",
@@ -38,6 +43,7 @@ class FleetView:
         "read",
         "relative_weights",
         "ring",
+        "size",
         "slots",
         "total_weight",
         "unplaced",
@@ -57,6 +63,7 @@ class FleetView:
             raise ValueError("ring, slots and weights must tell of the same members")
         self.ring = ring
         self.slots = tuple(slots)
+        self.size = len(self.slots)
         self.weights = tuple(weights)
         self.loads = loads
         self.in_flight = loads.in_flight
@@ -70,6 +77,27 @@ class FleetView:
         self.even = len(set(weights)) < 2
         self.read = _reader(self.slots, len(loads.in_flight))
         self.credits = [0.0] * len(self.slots)
+        # Needed where members are not numbered as slots are, or not all slots are members.
+        self._members = None if self.read is _all else {slot: i for i, slot in enumerate(self.slots)}
+
+    def groups(self, chain: Sequence[int]) -> Groups:
+        """Who of the members holds how much of a prompt. Nothing for what nobody holds."""
+        groups = self.loads.index.groups(chain)
+        members = self._members
+        if members is None:
+            return groups
+        mine: list[tuple[int, Sequence[int]]] = []
+        more = 0
+        for level, slots in groups:
+            slots = [slot for slot in slots if slot in members]
+            if len(slots) > more:
+                more = len(slots)
+                mine.append((level, slots))
+        return mine
+
+    def member(self, slot: int) -> int:
+        """Which of the members is in a slot."""
+        return slot if self._members is None else self._members[slot]
 
     def shares(self) -> Sequence[float]:
         """Of load, for each member: its weight, less where it has less room."""
