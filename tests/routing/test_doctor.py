@@ -118,6 +118,13 @@ def test_a_new_conversation_of_the_same_user_is_well() -> None:
             assert patient.see(body(talk(turns, about=about))) is None
 
 
+def test_other_data_in_the_same_form_is_well() -> None:
+    patient, rand = Patient(), Random(3)
+    for _ in range(4):
+        table = "\n".join(f"{rand.randrange(10**6)},{rand.randrange(10**6)}" for _ in range(200))
+        assert patient.see(body([{"role": "user", "content": f"Add these up:\n{table}"}])) is None
+
+
 def test_side_requests_between_the_turns_of_an_agent_are_well() -> None:
     patient = Patient()
     for turns in range(1, 6):

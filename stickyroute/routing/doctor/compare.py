@@ -31,6 +31,7 @@ REWRITTEN: Final = "rewritten history"
 OTHER: Final = "other"
 
 _SHARED_BYTES: Final = 32  # later text in common that is no coincidence, as an "ok" would be
+_DATA: Final = 0.2  # a text of which so much is numbers is data: others in their place are no mistake
 _LEAST_BYTES: Final = 64  # a block of an engine's: who loses less loses nothing
 
 
@@ -79,10 +80,11 @@ def compare(old: Line, new: Line, parts: Sequence[Segment]) -> tuple[int, Break 
     if a is not None and b is not None and _place(old, at) == place:
         same = _common(a.blocks, b.blocks)
         offset = BLOCKS.ends[same - 1] if same else 0
+        later = _later(old, new, at)
         found = _by_traits(a, b, place, parts[at].text, offset)
-        if found is not None:
+        is_data = max(a.volatile, b.volatile) > _DATA and not later
+        if found is not None and not (is_data and found[0] in (TIME, ID)):
             kind, offset, rest = found
-            later = _later(old, new, at)
             if kind == CHANGED_TOOLS and not later and not _next_same(old, new, at):
                 return before + offset, None
             lost = rest + (later if rest + offset >= b.size or kind == CHANGED_TOOLS else 0)

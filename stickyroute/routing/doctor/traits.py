@@ -60,7 +60,8 @@ class Traits(NamedTuple):
     """Of one part, 0 for what it has none of: `raw` is the text's hash, `untimed` without times and dates,
     `unnamed` without ids and numbers, `steady` without both, `spaced` with every blank as one space, `words` the
     words in alphabetical order, `sorted` tools with their keys in order. `tools` has one for each tool.
-    `blocks` are those of the text by BLOCKS, `steady_blocks` by MASKED; `braces`: it holds JSON.
+    `blocks` are those of the text by BLOCKS, `steady_blocks` by MASKED; `braces`: it holds JSON;
+    `volatile`: the part of it, 0 to 1, that `steady` is without.
     """
 
     raw: int
@@ -75,6 +76,7 @@ class Traits(NamedTuple):
     blocks: Sequence[int]
     steady_blocks: Sequence[int]
     braces: bool
+    volatile: float
 
 
 def traits(segment: Segment, raw: int) -> Traits:
@@ -107,6 +109,7 @@ def traits(segment: Segment, raw: int) -> Traits:
         array("Q", BLOCKS.chain(text, 0)),
         array("Q", MASKED.chain(steady, 0)) if changed else (),
         b"{" in text,
+        1.0 - len(steady) / len(text) if text else 0.0,
     )
 
 
