@@ -146,7 +146,10 @@ class Books:
                     # Where this conversation stopped there, its length is known to the token.
                     known = self._totals.get(keys.chain[blocks - 1]) if tail else None
                     if known is None:
-                        cached = loads.trust[slot] * held
+                        # What is shared ends somewhere in the first block that differs: in its middle, in the mean.
+                        upper = ends[blocks] if blocks < len(keys.chain) else size
+                        more = 0.0 if tail else tokens * (upper - ends[blocks - 1]) / (2 * size)
+                        cached = loads.trust[slot] * (held + more)
                     else:  # the answer too, if the prompt goes on behind it
                         cached = float(known[0] + (known[1] if size > known[2] else 0))
                     lease.cached_tokens = cached - cached % self._block[slot]  # only whole blocks are

@@ -246,7 +246,15 @@ def test_what_is_cached_of_a_conversation_is_known_to_the_token_where_its_length
     one.record_sample(0, Sample(block_size_tokens=32), 2.5)
     assert lease(one, 0, prompt("a ", 1000), 2.6).cached_tokens == 1216  # whole blocks of the engine's
     elsewhere = lease(one, 0, prompt("a ", 1100, key=6), 3.0)  # shares the prompt's blocks, not the rest
-    assert elsewhere.cached_tokens == pytest.approx(elsewhere.held_tokens, abs=32)
+    assert elsewhere.cached_tokens == pytest.approx(elsewhere.held_tokens, abs=64)
+
+
+def test_what_is_shared_ends_in_the_middle_of_the_first_block_that_differs() -> None:
+    one = fleet(1)
+    lease(one, 0, prompt("a ", 100), 0.0).first_token(0.1)  # a block of 64 tokens, and 36 in none
+    shares = lease(one, 0, prompt("a ", 300, key=6), 1.0)
+    assert shares.held_tokens == 64
+    assert shares.cached_tokens == 64 + 32
 
 
 def test_token_ids_are_counted_exactly() -> None:
