@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from stickyroute.fleet.spec import Backend, BackendSpec
+from stickyroute.routing.moves import moves
 from stickyroute.routing.ring import Points, Ring, finish
 
 __all__ = ["Applied", "Plan"]
@@ -96,7 +97,9 @@ class Plan:
 
     def _take_steps(self) -> Generator[None, None, None]:
         before = self._before
-        ring = self._ring = yield from self._points.build([(spec.name, spec.weight) for spec in self.specs])
+        ring = self._ring = yield from self._points.change(
+            before, [(spec.name, spec.weight) for spec in self.specs]
+        )
         if ring.fingerprint == before.fingerprint:
             return
         yield from before.share_steps()
@@ -110,7 +113,7 @@ class Plan:
             if winner is not None:
                 gains[winner] = gains.get(winner, 0.0) + share
 
-        yield from before.moves(ring, moved)
+        yield from moves(before, ring, moved)
         owned = dict(zip(before.members, before.shares(), strict=True))
         owns = dict(zip(ring.members, ring.shares(), strict=True))
         self._minimum = sum(max(0.0, share - owns.get(name, 0.0)) for name, share in owned.items())

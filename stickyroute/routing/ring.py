@@ -12,31 +12,39 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from itertools import compress
 from typing import TypeVar
 
 from uhashring import HashRing
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
-__all__ = ["Points", "Ring", "finish"]
+__all__ = ["KEYS", "STEP_POINTS", "Points", "Ring", "finish"]
 
-_STEP_POINTS = 4096  # merged in one step: a few milliseconds
-_KEYS = 1 << 64
+STEP_POINTS = 4096
+"""Points that one step looks at: a few milliseconds."""
+KEYS = 1 << 64
+"""How many keys there are."""
+_FEW_CHANGES = 4  # one unit of weight in so many, or fewer
 _LARGE = 4096  # points; smaller rings are built in no time
 _PART = 16  # a part of a ring is looked up on the whole if it has at least this part (1/16) of the members
 
 
 class Ring:
-    """Built by `Ring.build` or `Points`. Members are known by their index in the sequence they were given in."""
+    """Built by `Ring.build` or `Points`. Members are known by their index in the sequence they were given in.
+
+    `points` ascend; keys up to, not including, `points[i]` belong to `owners[i]`, those past the last to the first.
+    `contested`: a point was wanted twice.
+    """
 
     __slots__ = (
-        "_contested",
-        "_owners",
         "_placed",
-        "_points",
         "_shares",
+        "contested",
         "fingerprint",
         "members",
+        "owners",
+        "points",
         "weights",
     )
 
@@ -48,10 +56,10 @@ class Ring:
         owners: Sequence[int],
         contested: bool = False,
     ) -> None:
-        self._points = tuple(points)
-        self._owners = tuple(owners)
-        self._contested = contested
-        self._name(members, weights, len(self._points))
+        self.points = tuple(points)
+        self.owners = tuple(owners)
+        self.contested = contested
+        self._name(members, weights, len(self.points))
 
     @classmethod
     def build(cls, members: Sequence[tuple[str, int]], vnodes: int) -> Ring:
@@ -72,18 +80,18 @@ class Ring:
 
     def home(self, key: int) -> int:
         """The index of the member that owns `key`; -1 on a ring without points."""
-        owners = self._owners
-        at = bisect_right(self._points, key)
+        owners = self.owners
+        at = bisect_right(self.points, key)
         if at < len(owners):
             return owners[at]
         return owners[0] if owners else -1
 
     def walk(self, key: int) -> Iterator[int]:
         """Every member with points once, in ring order from `key`'s home."""
-        owners = self._owners
+        owners = self.owners
         left = self._placed
         seen = set()
-        at = bisect_right(self._points, key)
+        at = bisect_right(self.points, key)
         for stretch in (range(at, len(owners)), range(at)):
             for i in stretch:
                 owner = owners[i]
@@ -103,56 +111,27 @@ class Ring:
 
     def share_steps(self) -> Generator[None, None, None]:
         """Find out `shares` in steps."""
-        points, owners = self._points, self._owners
+        if self._shares is not None:
+            return
+        points, owners = self.points, self.owners
         owned = [0] * len(self.members)
-        last = points[-1] - _KEYS if points else 0
-        for start in range(0, len(points), _STEP_POINTS):
-            stop = start + _STEP_POINTS
+        last = points[-1] - KEYS if points else 0
+        for start in range(0, len(points), STEP_POINTS):
+            stop = start + STEP_POINTS
             for point, owner in zip(points[start:stop], owners[start:stop], strict=True):
                 owned[owner] += point - last
                 last = point
             yield
-        self._shares = tuple(part / _KEYS for part in owned)
+        self._shares = tuple(part / KEYS for part in owned)
 
     def only(self, members: Sequence[int], points: Points) -> Ring:
         """The ring of these members alone, in this order."""
         given = [(self.members[member], self.weights[member]) for member in members]
-        few = len(self._points) <= _LARGE or _PART * len(members) < len(self.members)
+        few = len(self.points) <= _LARGE or _PART * len(members) < len(self.members)
         # Where points collide, who loses one here may be the one to have it there.
-        if few or self._contested:
+        if few or self.contested:
             return finish(points.build(given))
         return _Part(self, members, points.vnodes)
-
-    def moves(
-        self, after: Ring, moved: Callable[[str | None, str | None, float], None]
-    ) -> Generator[None, None, None]:
-        """Tell which keys another ring gives to somebody else: `moved(from, to, share)`, names, None for nobody;
-        the same pair may be told often. In steps."""
-        if not self._points or not after._points:
-            for name, share in zip(self.members, self.shares(), strict=True):
-                if share:
-                    moved(name, None, share)
-            for name, share in zip(after.members, after.shares(), strict=True):
-                if share:
-                    moved(None, name, share)
-            return
-        place = {name: member for member, name in enumerate(after.members)}
-        becomes = [place.get(name, -1) for name in self.members]
-        old, new, old_owners, new_owners = self._points, after._points, self._owners, after._owners
-        i = j = begin = done = 0
-        while begin < _KEYS:
-            # Past its last point a ring begins anew.
-            one, loser = (old[i], old_owners[i]) if i < len(old) else (_KEYS, old_owners[0])
-            other, winner = (new[j], new_owners[j]) if j < len(new) else (_KEYS, new_owners[0])
-            end = one if one < other else other
-            if becomes[loser] != winner and end > begin:
-                moved(self.members[loser], after.members[winner], (end - begin) / _KEYS)
-            i += one == end
-            j += other == end
-            begin = end
-            done += 1
-            if not done % _STEP_POINTS:
-                yield
 
 
 class _Part(Ring):
@@ -165,9 +144,9 @@ class _Part(Ring):
         for place, member in enumerate(members):
             index[member] = place
         self._index = tuple(index)
-        self._points = whole._points
-        self._owners = whole._owners
-        self._contested = False
+        self.points = whole.points
+        self.owners = whole.owners
+        self.contested = False
         self._name(
             tuple(whole.members[member] for member in members),
             tuple(whole.weights[member] for member in members),
@@ -180,10 +159,10 @@ class _Part(Ring):
 
     def walk(self, key: int) -> Iterator[int]:
         """As of any ring."""
-        owners, index = self._owners, self._index
+        owners, index = self.owners, self._index
         left = self._placed
         seen = set()
-        at = bisect_right(self._points, key)
+        at = bisect_right(self.points, key)
         for stretch in (range(at, len(owners)), range(at)) if left else ():
             for i in stretch:
                 owner = index[owners[i]]
@@ -196,7 +175,7 @@ class _Part(Ring):
 
     def share_steps(self) -> Generator[None, None, None]:
         """As of any ring."""
-        kept = [(point, self._index[owner]) for point, owner in zip(self._points, self._owners, strict=True)]
+        kept = [(point, self._index[owner]) for point, owner in zip(self.points, self.owners, strict=True)]
         yield
         kept = [(point, owner) for point, owner in kept if owner >= 0]
         yield
@@ -235,24 +214,23 @@ class Points:
         runs: list[tuple[int, array[int]]] = []
         for member in order:
             for unit in range(weights[member]):
-                known = self._of_unit.get((names[member], unit))
-                if known is None:
-                    known = self._of_unit[names[member], unit] = self._points(names[member], unit)
+                if (names[member], unit) not in self._of_unit:
+                    self._of(names[member], unit)
                     yield
-                runs.append((member, known))
+                runs.append((member, self._of(names[member], unit)))
         points: list[int] = []
         owners: list[int] = []
         contested = False
         total = sum(len(run) for _, run in runs)
-        stretches = total // _STEP_POINTS + 1
+        stretches = total // STEP_POINTS + 1
         starts = [0] * len(runs)
         for stretch in range(1, stretches + 1):
-            end = stretch * _KEYS // stretches
+            end = stretch * KEYS // stretches
             owner_of: dict[int, int] = {}
             count = 0
             for number, (member, run) in enumerate(runs):
                 start = starts[number]
-                stop = starts[number] = len(run) if end == _KEYS else bisect_left(run, end, start)
+                stop = starts[number] = len(run) if end == KEYS else bisect_left(run, end, start)
                 count += stop - start
                 owner_of.update(dict.fromkeys(run[start:stop], member))
             here = sorted(owner_of)
@@ -264,14 +242,67 @@ class Points:
         yield
         return Ring(names, weights, frozen, owners, contested)
 
+    def change(self, before: Ring, members: Sequence[tuple[str, int]]) -> Generator[None, None, Ring]:
+        """The same as `build`, of members of whom most are on the ring `before`: of what that has, what stays is
+        kept in order."""
+        weights = dict(members)
+        had = {name: weight for name, weight in zip(before.members, before.weights, strict=True) if weight}
+        fewer = [(n, u) for n, weight in had.items() for u in range(weights.get(n, 0), weight)]
+        more = [(n, u) for n, weight in weights.items() for u in range(had.get(n, 0), weight)]
+        if len(weights) != len(members) or min(weights.values(), default=0) < 0:
+            return (yield from self.build(members))  # which says what is wrong
+        if (
+            not before.points
+            or before.contested
+            or _FEW_CHANGES * (len(fewer) + len(more)) > len(before.points) // self.vnodes
+        ):
+            return (yield from self.build(members))
+        place = {name: member for member, (name, _) in enumerate(members)}
+        gone: set[int] = set()
+        for unit in fewer:
+            gone.update(self._of(*unit))
+            yield
+        coming: list[tuple[int, int]] = []
+        for name, number in more:
+            coming += [(point, place[name]) for point in self._of(name, number)]
+            yield
+        coming.sort(reverse=True)
+        index = [place.get(name, -1) for name in before.members]
+        points: list[int] = []
+        owners: list[int] = []
+        for start in range(0, len(before.points), STEP_POINTS):
+            here = list(before.points[start : start + STEP_POINTS])
+            theirs = list(map(index.__getitem__, before.owners[start : start + STEP_POINTS]))
+            if gone and not gone.isdisjoint(here):
+                kept = [point not in gone for point in here]
+                here, theirs = list(compress(here, kept)), list(compress(theirs, kept))
+            last = start + STEP_POINTS >= len(before.points)
+            end = KEYS if last else before.points[start + STEP_POINTS]
+            while coming and coming[-1][0] < end:
+                point, owner = coming.pop()
+                at = bisect_left(here, point)
+                if at < len(here) and here[at] == point:
+                    return (yield from self.build(members))
+                here.insert(at, point)
+                theirs.insert(at, owner)
+            points += here
+            owners += theirs
+            yield
+        frozen = tuple(points)
+        yield
+        return Ring(tuple(name for name, _ in members), tuple(weights.values()), frozen, owners)
+
     def forget_others(self, names: Collection[str]) -> None:
         """Keep the points of these members alone."""
         for name, unit in list(self._of_unit):
             if name not in names:
                 del self._of_unit[name, unit]
 
-    def _points(self, name: str, unit: int) -> array[int]:
+    def _of(self, name: str, unit: int) -> array[int]:
         """What uhashring gives a member for the `unit`th of its weight: the points after those of the ones before."""
+        known = self._of_unit.get((name, unit))
+        if known is not None:
+            return known
         first = unit * self.vnodes
 
         def hash_fn(label: str) -> int:
@@ -281,7 +312,8 @@ class Points:
             return _point(label)
 
         made = HashRing({name: 1}, hash_fn=hash_fn, vnodes=self.vnodes).get_points()
-        return array("Q", [point for point, _ in made])
+        known = self._of_unit[name, unit] = array("Q", [point for point, _ in made])
+        return known
 
 
 _Result = TypeVar("_Result")

@@ -16,7 +16,9 @@ from uhashring import HashRing
 from xxhash import xxh3_64_intdigest
 
 from stickyroute import defaults
+from stickyroute.routing import moves as moves_module
 from stickyroute.routing import ring as ring_module
+from stickyroute.routing.moves import moves
 from stickyroute.routing.ring import Points, Ring, finish
 from tests.routing.views import spread
 
@@ -102,8 +104,8 @@ def test_the_points_are_uhashrings(members: dict[str, int], narrow: bool) -> Non
         ring = build(members)
     placed = {name: members[name] for name in sorted(members, reverse=True) if members[name]}
     made = HashRing(placed, hash_fn=point, vnodes=16).get_points() if placed else []
-    assert list(ring._points) == [at for at, _ in made]
-    assert [ring.members[owner] for owner in ring._owners] == [name for _, name in made]
+    assert list(ring.points) == [at for at, _ in made]
+    assert [ring.members[owner] for owner in ring.owners] == [name for _, name in made]
 
 
 @given(members=MEMBERS, data=st.data(), narrow=st.booleans(), large=st.booleans())
@@ -130,8 +132,30 @@ def test_a_part_of_a_ring_is_the_ring_of_that_part(
     assert part.fingerprint == alone.fingerprint
 
 
-@given(before=MEMBERS, after=MEMBERS)
-def test_the_moves_are_the_keys_that_have_another_home(before: dict[str, int], after: dict[str, int]) -> None:
+@given(before=MEMBERS, after=MEMBERS, data=st.data(), narrow=st.booleans())
+def test_a_changed_ring_is_the_ring_made_anew(
+    before: dict[str, int], after: dict[str, int], data: st.DataObject, narrow: bool
+) -> None:
+    names = data.draw(st.permutations(sorted(after)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_module, "_FEW_CHANGES", 0)
+        patch.setattr(ring_module, "STEP_POINTS", 20)
+        if narrow:
+            patch.setattr(ring_module, "_point", narrow_point)
+        points = Points(16)
+        one = finish(points.build(list(before.items())))
+        changed = finish(points.change(one, [(name, after[name]) for name in names]))
+        made = build({name: after[name] for name in names})
+    assert (changed.points, changed.owners) == (made.points, made.owners)
+    assert (changed.members, changed.weights) == (made.members, made.weights)
+    assert changed.fingerprint == made.fingerprint
+
+
+@given(before=MEMBERS, after=MEMBERS, few=st.sampled_from([0, 16, 10**9]))
+def test_the_moves_are_the_keys_that_have_another_home(
+    before: dict[str, int], after: dict[str, int], few: int
+) -> None:
+    """Whether all points are looked at or those that differ."""
     one, other = build(before, 4), build(after, 4)
     moved: dict[tuple[str | None, str | None], float] = {}
 
@@ -139,7 +163,9 @@ def test_the_moves_are_the_keys_that_have_another_home(before: dict[str, int], a
         assert share > 0
         moved[loser, winner] = moved.get((loser, winner), 0.0) + share
 
-    finish(one.moves(other, note))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves_module, "_FEW", few)
+        finish(moves(one, other, note))
     assert all(loser != winner for loser, winner in moved)
     pairs = {pair for pair in zip(homes(one), homes(other), strict=True) if pair[0] != pair[1]}
     if any(before.values()) and any(after.values()):
