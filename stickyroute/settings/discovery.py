@@ -115,7 +115,8 @@ class DiscoverySettings(Group):
         kind = self.kind
         for other, names in _OWN.items():
             for name in names:
-                if other != kind and name not in _OWN[kind] and name in self.model_fields_set:
+                default = type(self).model_fields[name].default  # which `GET /config` shows of every kind
+                if other != kind and name not in _OWN[kind] and getattr(self, name) != default:
                     yield Problem((name,), f"is for {other}, not for {kind}; leave it out")
         if kind == "file" and self.path is None:
             yield Problem(("path",), "is missing; name the file with the list of backends")

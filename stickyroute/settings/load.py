@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
 from stickyroute.errors import ConfigError
 from stickyroute.settings.checks import Problem, Problems
 from stickyroute.settings.groups import BackendSettings, GatewayKey
+from stickyroute.settings.masks import masks, unmasked
 from stickyroute.settings.model import Settings, backend_problems, key_problems
+from stickyroute.settings.text import as_group, parse, read_content
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,7 +31,6 @@ _PREFIX = "STICKYROUTE_"
 # What Kubernetes puts into every pod beside a Service called stickyroute.
 _SERVICE_LINKS = re.compile(r"STICKYROUTE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP).*)?)")
 
-_MASK = "**********"  # as pydantic shows a secret
 _PHRASES = {
     "missing": "is missing; it is required",
     "tuple_type": "must be a list",
@@ -48,7 +49,7 @@ _PHRASES = {
 
 def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of one run; `overrides` are flags, nested like the file. Raises ConfigError."""
-    return _load({} if path is None else _group(_content(path), str(path)), dict(overrides or {}))
+    return _load({} if path is None else as_group(read_content(path), str(path)), dict(overrides or {}))
 
 
 def load_text(
@@ -58,12 +59,12 @@ def load_text(
 
     A secret that is masked, as `effective_yaml` shows it, stays what it is in `present`. Raises ConfigError.
     """
-    file = _group(_parse(text, name), name)
+    file = as_group(parse(text, name), name)
     if present is not None:
-        file = _unmasked(file, present)
+        file = unmasked(file, present)
         masked = [
             f"{_dotted(path)}: is a mask for a secret that is not known here; write it out"
-            for path in _masks(file)
+            for path in masks(file)
         ]
         if masked:
             raise ConfigError("\n".join(masked))
@@ -92,7 +93,7 @@ def read_backends(path: Path) -> tuple[BackendSettings, ...]:
 
     Raises ConfigError with every mistake.
     """
-    content = _content(path)
+    content = read_content(path)
     rows = content.get("backends") if isinstance(content, dict) and set(content) <= {"backends"} else content
     if rows is None:
         return ()
@@ -135,55 +136,6 @@ class _Environment(EnvSettingsSource):
             return value
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML 1.1 with duplicate keys refused: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key is not None and key in seen and key != "<<":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is here twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-def _content(path: Path) -> Any:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    return _parse(text, str(path))
-
-
-def _parse(text: bytes, name: str) -> Any:
-    """YAML, or JSON, which is YAML but for tabs. `name` is what the text is called in messages."""
-    try:
-        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{name}{where}: not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{name}: not YAML: {_first_line(error)}") from None
-
-
-def _group(content: Any, name: str) -> dict[str, Any]:
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{name}: holds no settings; write `key: value` lines, such as `listen: 0.0.0.0:8080`"
-        )
-    return content
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
 def _overruled(file: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[str]:
     """Paths at which `over` has another value than `file`."""
     for key, value in over.items():
@@ -192,34 +144,6 @@ def _overruled(file: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[str
             yield from (f"{key}.{path}" for path in _overruled(below, value))
         elif below is not None and below != value:
             yield key
-
-
-def _unmasked(given: Any, present: Any) -> Any:
-    """`given` with the secrets of `present` wherever it has a mask. Items of lists are the same by name or place."""
-    if given == _MASK and isinstance(present, SecretStr):
-        return present.get_secret_value()
-    if isinstance(given, dict) and isinstance(present, BaseModel):
-        return {key: _unmasked(value, getattr(present, str(key), None)) for key, value in given.items()}
-    if isinstance(given, list) and isinstance(present, tuple):
-        named = {item.name: item for item in present if isinstance(item, BackendSettings | GatewayKey)}
-        return [
-            _unmasked(item, named.get(item["name"]))
-            if isinstance(item, dict) and isinstance(item.get("name"), str)
-            else _unmasked(item, present[index] if index < len(present) and not named else None)
-            for index, item in enumerate(given)
-        ]
-    return given
-
-
-def _masks(given: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    if given == _MASK:
-        yield path
-    elif isinstance(given, dict):
-        for key, value in given.items():
-            yield from _masks(value, (*path, str(key)))
-    elif isinstance(given, list):
-        for index, item in enumerate(given):
-            yield from _masks(item, (*path, index))
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
