@@ -63,9 +63,12 @@ class Server:
         return b"%b%010x" % (self._id_prefix, self._ids)
 
     def opened(self, connection: ClientConnection) -> None:
-        """A client connected. Past `max_connections` it is told so and closed."""
+        """A client connected. Past `max_connections` it is told so and closed.
+
+        One that came in the last moment before the port closed is served: it could not know.
+        """
         limit = self._limits.max_connections
-        if self.stopping or (limit is not None and len(self.connections) >= limit):
+        if limit is not None and len(self.connections) >= limit:
             connection.write(_FULL)
             connection.shut()
             return
@@ -84,7 +87,11 @@ class Server:
         """Accept no more, finish what runs for `grace_s` seconds at most, drop the rest; returns how many."""
         self.stopping = True
         if self._server is not None:
+            # Who waits to be accepted would be reset: two turns of the loop accept them all.
+            for _ in range(2):
+                await asyncio.sleep(0)
             self._server.close()
+            await asyncio.sleep(0)
         for connection in tuple(self.connections):
             connection.shut()
         try:
