@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stickyroute.clock import monotonic
 from stickyroute.routing.policies import POLICIES
 from tests.support.fake_backend import fakes, reply
 from tests.support.raw_client import CHAT, RawClient, chat, request
@@ -111,6 +112,27 @@ async def test_who_is_excluded_and_why() -> None:
     assert told["choice"]["backend"] == "a"
     assert "does not serve m" in text
     assert "* choice" in text
+
+
+async def test_the_operators_word_and_full_places_are_told() -> None:
+    async with fakes("a", "b", "c") as (a, b, c):
+        backends = [{**a.settings(), "max_in_flight": 1}, b.settings(), c.settings()]
+        async with run_proxy(backends, policy="least_requests") as proxy:
+            fleet = proxy.app.fleet
+            slots = {backend.name: backend.slot for backend in fleet.backends}
+            lease = fleet.lease(slots["a"])
+            assert lease is not None
+            fleet.drain(slots["b"], monotonic())
+            fleet.disable(slots["c"], monotonic())
+            told = await explain(proxy, chat())
+            lease.release()
+            assert (await explain(proxy, chat()))["choice"]["backend"] == "a"
+    why = {row["name"]: row["excluded"] for row in told["backends"]}
+    assert why["a"] == "at max_in_flight (1)"
+    assert why["b"].startswith("draining")
+    assert why["c"].startswith("disabled")
+    assert told["choice"] is None
+    assert "No backend" in told["notes"][0]
 
 
 @pytest.mark.parametrize(
