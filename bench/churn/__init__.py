@@ -1,0 +1,1 @@
+"""Whether anything piles up while a fleet changes all day."""
