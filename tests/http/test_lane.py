@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stickyroute.http.message import Request
 from stickyroute.http.relay import Relay
+from stickyroute.http.sieve import Sieve
 from stickyroute.http.upstream import UpstreamConnection
 from tests.support.examples import at_least
 
@@ -122,7 +123,9 @@ class Decoded:
         self.whole = True
 
 
-def relayed(wire: bytes, cuts: list[int], rand: random.Random) -> tuple[bytes, Exchange, bool]:
+def relayed(
+    wire: bytes, cuts: list[int], rand: random.Random, sieve: Sieve | None = None
+) -> tuple[bytes, Exchange, bool]:
     """What the client gets of `wire` read in pieces; the exchange; whether the lane was left at the end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -130,6 +133,7 @@ def relayed(wire: bytes, cuts: list[int], rand: random.Random) -> tuple[bytes, E
         theirs.setblocking(False)
         client = Client(ours.fileno(), theirs, rand)
         exchange = Exchange(client, Request())  # type: ignore[arg-type]
+        exchange.sieve = sieve
         connection = UpstreamConnection(Pool())  # type: ignore[arg-type]
         transport = Transport()
         transport.protocol = connection
