@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.admin_port import TOKEN, AdminPort, admin_port
+from tests.support.admin_port import TOKEN, AdminPort, admin_port, spec
 from tests.support.browser import CHROMIUM, MISSING, Page, browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
@@ -135,4 +135,15 @@ async def test_many_can_be_filtered_and_where_nothing_can_be_changed_the_buttons
         assert await page.evaluate(rows) == 10
         assert await page.evaluate(f"{button('gpu-140', 'Drain')}.disabled")
         assert "admin_token" in await page.evaluate(f"{button('gpu-140', 'Drain')}.title")
+        assert page.problems == []
+
+
+async def test_a_fleet_of_nobody_is_a_page_too(page: Page) -> None:
+    async with admin_port("gpu-1") as port:
+        port.fleet.apply(port.fleet.plan([]), 100.0)
+        await page.go(port.url)
+        await page.until("document.querySelector('#fleet').dataset.empty")
+        assert "0/0" in await page.evaluate("document.querySelector('#tiles').textContent")
+        port.fleet.apply(port.fleet.plan([spec("gpu-2")]), 101.0)
+        await page.until(row("gpu-2"))
         assert page.problems == []

@@ -13,6 +13,7 @@ export class FleetTable {
   /** `act(name, action)` is asked for when somebody presses a button. */
   constructor(host, act) {
     this.act = act;
+    this.host = host;
     this.body = el("tbody");
     this.more = el("button", { type: "button", class: "button small", hidden: true });
     this.limit = MOST_ROWS;
@@ -38,6 +39,7 @@ export class FleetTable {
     this.more.hidden = shown.length === found.length;
     text(this.more, `Show all ${found.length}`);
     text(byId("fleet-note"), note(state, found.length));
+    attribute(this.host, "data-empty", all.length ? null : "No backend is configured, or discovery has found none yet");
     const most = Math.max(...all.map((backend) => Math.max(backend.key_share ?? 0, backend.traffic_share ?? 0)), 0.0001);
     keyed(this.body, shown, (backend) => backend.name, (backend) => this.row(backend), (row, backend) => this.fill(row, backend, most, state.access));
   }

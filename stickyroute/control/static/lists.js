@@ -36,12 +36,12 @@ export function showAlerts(state) {
 export function showTiles(state) {
   const now = state.summary;
   const tiles = [
-    ["Hit rate", percent(now.hit_rate), now.saved_tokens ? saved(now) : "of prompt tokens, last minute", now.hit_rate !== null && now.hit_rate < 0.3 ? "warn" : ""],
+    ["Hit rate", percent(now.hit_rate), now.saved_tokens ? saved(now) : "of prompt tokens", now.hit_rate !== null && now.hit_rate < 0.3 ? "warn" : ""],
     ["TTFT", seconds(now.ttft_p50_s), now.ttft_p95_s === null ? "median, last minute" : `median; p95 ${seconds(now.ttft_p95_s)}`, ""],
     ["Requests", `${rate(now.requests_s)}/s`, `${count(now.prompt_tokens_s)} prompt tokens/s`, ""],
     ["In flight", count(now.in_flight), now.held ? `and ${count(now.held)} held` : "requests on backends", now.held ? "warn" : ""],
     ["Waiting", count(now.backlog_tokens), "uncached prompt tokens", ""],
-    ["Backends", `${now.available}/${now.backends}`, now.available === now.backends ? "all available" : `${now.backends - now.available} not available`, now.available === 0 ? "bad" : now.available < now.backends ? "warn" : "good"],
+    ["Backends", `${now.available}/${now.backends}`, !now.backends ? "none known" : now.available === now.backends ? "all available" : `${now.backends - now.available} not available`, now.available === 0 ? "bad" : now.available < now.backends ? "warn" : "good"],
   ];
   keyed(
     byId("tiles"), tiles, ([title]) => title,
