@@ -54,10 +54,11 @@ class Blame:
         self.first_byte_s = 0.0
         self.answered_s: dict[int, float] = {}  # by slot, when it last answered well (monotonic)
 
-    def tell(self, exchange: Exchange, outcome: Outcome) -> None:
-        """What became of the attempt at hand; nothing else is told of it then."""
+    def tell(self, exchange: Exchange, outcome: Outcome, retry_after_s: float | None = None) -> None:
+        """What became of the attempt at hand; nothing else is told of it then. `retry_after_s` is what a busy
+        backend asks for."""
         exchange.blamed = True
-        self._fleet.record_outcome(exchange.slot, outcome, monotonic(), random.random())
+        self._fleet.record_outcome(exchange.slot, outcome, monotonic(), random.random(), retry_after_s)
 
     def answered(self, exchange: Exchange) -> None:
         """The first byte of a reply's body is there."""

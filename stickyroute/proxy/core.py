@@ -210,7 +210,7 @@ class Proxy:
         Nor is the word of one backend that it does not have what a request comes back to: the next may.
         """
         if status in _BUSY:
-            self.blame.tell(exchange, Outcome.BUSY)
+            self.blame.tell(exchange, Outcome.BUSY, exchange.retry_after_s())
             return not self._again(exchange, "busy")
         if status == 404 and exchange.held is not None:
             self._residence.forget(exchange.held)

@@ -187,6 +187,14 @@ class Exchange(Relay):
             self._core.blame.waited(self, now_s)
         super().sweep(now_s)
 
+    def retry_after_s(self) -> float | None:
+        """How long a busy backend asks to be left alone, in seconds; None where it says nothing of the kind."""
+        for line in self.upstream.lines if self.upstream is not None else ():
+            if line[:12].lower() == b"retry-after:":
+                told = line[12:].strip()
+                return float(told) if told.isdigit() and len(told) < 6 else None
+        return None
+
     def failed(self, failure: str) -> None:
         self._core.attempt_failed(self, failure)
 

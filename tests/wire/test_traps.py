@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stickyroute.clock import monotonic
 from stickyroute.http import relay
 from stickyroute.simulator.config import EngineConfig
 from stickyroute.simulator.faults import Fault
@@ -199,3 +200,15 @@ async def test_an_engine_that_dies_before_the_first_token_costs_the_client_nothi
         answer = await asking
         assert is_whole(answer)
         assert answer.get("x-stickyroute-backend") == f"b{1 - slot}"
+
+
+async def test_a_busy_backend_is_left_alone_for_as_long_as_it_asks() -> None:
+    busy = reply(503, b'{"error":{"code":503}}', fields=[("Retry-After", "20")])
+    async with fakes("a", "b", "c") as (a, b, c), run_proxy([a, b, c], policy="round_robin") as proxy:
+        a.on(CHAT, busy)
+        answers = [await proxy.ask() for _ in range(9)]
+        assert {answer.status for answer in answers} == {200}
+        assert len(a.requests) == 1
+        proxy.app.fleet.tick(monotonic())
+        assert 5 < proxy.app.fleet.state(0).paused_s <= 20
+        assert not proxy.app.fleet.state(0).ejected
