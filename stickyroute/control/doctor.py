@@ -75,8 +75,9 @@ class Ward:
         shape, body = exchange.route.shape, asked.body
         if not self.on or body is None or shape not in _SHAPES:
             return
-        keys = exchange.keys
-        key, mask = keys.affinity, self.mask
+        keys, mask = exchange.keys, self.mask
+        # An anchor moves with what breaks; without a key of the client's a conversation is known by its first message.
+        key = keys.affinity if keys.source != "prefix" else None
         if mask and key is not None and not watches(key, mask):
             return
         size = asked.body_bytes or 0
@@ -86,8 +87,6 @@ class Ward:
         if not tenant and self._tenant_header is not None:
             tenant = exchange.request.headers.get(self._tenant_header, b"").decode("utf-8", "replace")
             tenant = tenant[:_TENANT_CHARS]
-        if keys.source == "prefix":
-            key = None  # it moves with what breaks; the doctor knows a conversation by its first message
         self._waiting_bytes += size
         pool = exchange.pool
         self._waiting.append(

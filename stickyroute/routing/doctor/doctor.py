@@ -68,13 +68,13 @@ class Doctor:
         parts = segments(shape, body, _LIMIT_BYTES)
         if not parts:
             return None
-        raws = array("Q", [xxh3_64_intdigest(part.text) for part in parts])
-        sizes = [len(part.text) for part in parts]
         named = key is not None
         if key is None:
             key = _conversation(tenant, pool, parts)
             if not watches(key, mask):
                 return None
+        raws = array("Q", [xxh3_64_intdigest(part.text) for part in parts])
+        sizes = [len(part.text) for part in parts]
         line = self._line(parts, raws, sizes)
         lines = self._lines.get(key)
         matched, broken = 0, None
