@@ -97,6 +97,7 @@ export class FleetTable {
     text(part.queue, backend.backlog_tokens >= 0.5 ? "tokens" : "");
     text(part.weight, String(backend.weight));
     text(part.effective, backend.room < 0.995 && backend.weight && backend.available ? `acts as ${(backend.weight * backend.room).toFixed(2)}` : "");
+    attribute(part.effective, "title", part.effective.textContent ? "Too full, a moment ago at least, or warming up: load goes elsewhere, keys stay" : null);
     for (const [name, value] of [["keys", backend.key_share], ["traffic", backend.traffic_share]]) {
       part[`${name}Bar`].style.setProperty("width", `${((value ?? 0) / most) * 100}%`);
       text(part[`${name}Text`], percent(value));
