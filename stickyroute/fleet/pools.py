@@ -124,8 +124,9 @@ class Pools:
         return pool
 
     def groups(self) -> set[tuple[int, ...]]:
-        """The sets of slots that requests are spread over: of each model, or all while none is known."""
-        groups = {pool.slots for pool in self._all() if pool.slots and pool is not self.anyone}
+        """The sets of slots that requests are spread over: of each model, or all while none is known. One that has
+        not listed its models yet is in the sets of all others, and in none of its own."""
+        groups = {pool.slots for pool in (*self.by_model.values(), *self._adapting.values()) if pool.slots}
         return groups or {self.anyone.slots}
 
     def _all(self) -> Iterable[Pool]:
