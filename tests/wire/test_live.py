@@ -386,3 +386,28 @@ async def test_a_renewed_certificate_is_shown_from_the_next_handshake_on(tmp_pat
             assert await shown(proxy) == second
             answer = (await proxy.put_config(text(fake))).json
             assert answer["needs_restart"] == ["tls"]
+
+
+async def test_exact_mode_begins_moves_and_ends_with_the_settings() -> None:
+    async with fakes("a", "b") as (a, b), run_proxy([a, b], policy="sticky") as proxy:
+
+        async def sources(**settings: Any) -> list[str]:
+            entries = [b.settings(), a.settings(events={"endpoint": "tcp://127.0.0.1:1"})]
+            assert (await proxy.put_config(text(*entries, **settings))).status == 200
+            assert (await proxy.ask()).status == 200
+            exact = (await proxy.admin("/fleet")).json.get("exact", {"sources": []})
+            return [source["source"] for source in exact["sources"]]
+
+        watches = proxy.app._watches
+        assert watches is not None
+        assert watches.exact is None
+        assert len(await sources(policy="sticky")) == 1
+        first = watches.exact
+        assert first is not None
+        assert first.resident is not None
+        # Nothing about it changed, so it goes on.
+        await sources(policy="sticky", strict_json=False)
+        assert watches.exact is first
+        assert await sources(policy="ring") == []
+        assert len(await sources(policy="sticky")) == 1
+        assert watches.exact is not first
