@@ -32,7 +32,7 @@ SPANS_EACH = 4
 """Spans of a request that nothing went wrong with and that streams: itself, decide, attempt, stream."""
 FLUSH_S = 2.0
 """Longest time a span waits in the queue while the exporter keeps up."""
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 2.0
 
 _PARENT = re.compile(rb"[ \t]*([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[^ \t]*)?[ \t]*")
 _SAMPLED = 1
@@ -144,6 +144,7 @@ class Tracer:
         self._some.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
+            self._exporter.shutdown()  # ends what it is waiting for, if it can
             log.warning("tracing: the collector is stuck, the last spans are lost")
 
     # The thread.
@@ -246,4 +247,6 @@ def build_exporter(endpoint: str | None) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
         raise ConfigError("tracing: needs OpenTelemetry; pip install 'stickyroute[tracing]'") from None
+    # It logs every try of every batch; the tracer says once that spans cannot be sent.
+    logging.getLogger(OTLPSpanExporter.__module__).setLevel(logging.CRITICAL)
     return OTLPSpanExporter(endpoint=endpoint)
