@@ -98,14 +98,17 @@ async def test_off_looks_at_nothing() -> None:
         assert b"The doctor is off" in (await doctor(proxy, "?format=text")).body
 
 
-async def test_what_waits_is_bounded_and_fewer_conversations_are_looked_at() -> None:
+async def test_what_waits_is_bounded_and_fewer_conversations_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stickyroute.control.doctor._WAITING", 8)
     async with fakes("a") as fake, run_proxy([fake]) as proxy:
         ward: Ward = proxy.app.insight.doctor
         await ward.stop()
         async with await proxy.client() as client:
-            for number in range(600):
+            for number in range(12):
                 await client.ask(request(asked(f"user {number}", 0, False)))
-        assert len(ward._waiting) == 512
+        assert len(ward._waiting) == 8
         ward._reviewed_s -= 60.0
         ward._review()
         assert ward.mask == 1

@@ -80,7 +80,7 @@ class Play:
 @pytest.mark.parametrize("live", ["sticky", "bounded_ring", "round_robin", "random", "least_tokens"])
 @pytest.mark.parametrize("shadow", ["sticky", "round_robin", "power_of_two"])
 def test_the_live_choices_are_the_same_with_and_without(live: str, shadow: str) -> None:
-    assert Play(live, shadow).run().choices == Play(live, shadow).run(watched=False).choices
+    assert Play(live, shadow).run(90).choices == Play(live, shadow).run(90, watched=False).choices
 
 
 def test_a_shadow_of_the_same_policy_agrees_and_expects_the_same() -> None:

@@ -15,7 +15,7 @@ from stickyroute.routing.doctor.compare import Break
 __all__ = ["Finding", "Findings", "Group"]
 
 _MEMORY_S: Final = 1800.0
-_YOUNGEST_S: Final = 10.0  # a rate is not told from less
+_YOUNGEST_S: Final = 60.0  # a rate is not told from less
 _GROUPS: Final = 256
 _FINDINGS: Final = 512
 _KEYS: Final = 256  # counted apart

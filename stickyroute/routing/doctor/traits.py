@@ -52,6 +52,7 @@ _MASK: Final = b"\x00"
 
 # Every span has a digit in it or a weekday's end; so only what is near one is looked at, which saves most of the work.
 _ZEROS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
+_DENSE_BYTES: Final = 1 << 13  # of surroundings are looked at: a text with more digits than that is data
 _BEFORE: Final = 48
 _AFTER: Final = 72
 
@@ -141,14 +142,19 @@ def _without(text: bytes) -> tuple[bytes, bytes, bytes]:
 def _windows(text: bytes) -> list[tuple[int, int]]:
     """Where something volatile may be: the surroundings of digits and of names of days, in order, apart."""
     found: list[tuple[int, int]] = []
+    left = _DENSE_BYTES
     head = text[:_MASK_BYTES]
     places = sorted([*_places(head.translate(_ZEROS), b"0"), *_places(head, b"day")])
     for place in places:
         begin, end = max(0, place - _BEFORE), place + _AFTER
         if found and begin <= found[-1][1]:
+            left -= end - found[-1][1]
             found[-1] = (found[-1][0], end)
         else:
+            left -= end - begin
             found.append((begin, end))
+        if left < 0:
+            break
     return found
 
 
