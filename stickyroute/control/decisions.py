@@ -70,6 +70,8 @@ class Decisions:
             return
         slot, lease, keys = exchange.slot, exchange.lease, exchange.keys
         self.recorded += 1
+        if not keys.chain and keys.second is None:
+            lease = None  # who does not look at what is cached predicts nothing
         self._ring.append(
             Decided(
                 now_s,
@@ -128,7 +130,6 @@ def _told(number: int, decided: Decided, wall_s: float) -> dict[str, Any]:
         "status": decided.status,
         "end": decided.end,
         "duration_s": round(decided.now_s - began_s, 4) if began_s else None,
-        # Where only the size of a prompt is known, nothing is predicted of it.
         "predicted": {
             "ttft_s": round(decided.expected_s, 4),
             "prompt_tokens": round(tokens),

@@ -53,6 +53,13 @@ async def test_what_was_predicted_and_what_came_of_it() -> None:
     assert "tell me" not in text
 
 
+async def test_who_does_not_look_at_caches_predicts_nothing() -> None:
+    async with fakes("a") as fake, run_proxy([fake], policy="bounded_ring") as proxy:
+        await proxy.ask(chat("tell me all " * 330, user=SECRET))
+        (row,) = (await decisions(proxy))["decisions"]
+    assert row["predicted"] is None
+
+
 async def test_filters_and_limits() -> None:
     async with fakes("a", "b") as two, run_proxy(two, policy="round_robin", decisions=5) as proxy:
         for _ in range(8):
