@@ -61,7 +61,7 @@ def _serve(flags: argparse.Namespace) -> int:
 
 
 def _check(flags: argparse.Namespace) -> int:
-    from stickyroute.settings import effective_yaml, load_settings
+    from stickyroute.settings import effective_yaml, load_settings, read_backends
 
     try:
         settings = load_settings(flags.file, _set_values(flags.set))
@@ -69,6 +69,14 @@ def _check(flags: argparse.Namespace) -> int:
         print(error.message, file=sys.stderr)
         return 1
     print(effective_yaml(settings), end="")
+    for entry in settings.discovery:
+        if entry.path is not None:
+            try:
+                read_backends(entry.path)
+            except (
+                ConfigError
+            ) as error:  # no mistake in this file, and it may be there by the time it is wanted
+                print(f"note: discovery finds nothing in it now: {error.message}", file=sys.stderr)
     return 0
 
 

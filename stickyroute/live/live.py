@@ -104,12 +104,12 @@ class Live:
             log.warning("%s: there is no configuration file to read; use PUT /config, or serve --config", why)
             return False
         source = str(self.origin.path)
-        try:
-            settings = await asyncio.to_thread(self.origin.read)
-            await self.apply(settings, source)
-        except ConfigError as error:
-            self._refuse(source, error)
-            return False
+        async with self._lock:  # also while it is read: what was read last is applied last
+            try:
+                await self._apply(await asyncio.to_thread(self.origin.read), source)
+            except ConfigError as error:
+                self._refuse(source, error)
+                return False
         return True
 
     async def put(self, text: bytes, source: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -118,18 +118,19 @@ class Live:
         Flags and the environment still overrule it. Masked secrets stay what they are. Raises ConfigError, and
         then nothing has changed.
         """
-        try:
-            settings, overruled = await asyncio.to_thread(
-                load_text, text, "body", self.origin.overrides, self.wanted
-            )
-            if dry_run:
-                preview = await self.preview(settings, overruled)
-            else:
-                preview = await self.apply(settings, source, overruled)
-        except ConfigError as error:
-            if not dry_run:
-                self._refuse(source, error)
-            raise
+        async with self._lock:
+            try:
+                settings, overruled = await asyncio.to_thread(
+                    load_text, text, "body", self.origin.overrides, self.wanted
+                )
+                if dry_run:
+                    preview = await self.preview(settings, overruled)
+                else:
+                    preview = await self._apply(settings, source, overruled)
+            except ConfigError as error:
+                if not dry_run:
+                    self._refuse(source, error)
+                raise
         return {"applied": not dry_run, "generation": self.generation, **preview.as_json()}
 
     async def preview(self, settings: Settings, overruled: tuple[str, ...] = ()) -> Preview:
@@ -139,44 +140,10 @@ class Live:
         specs, _ = _sum(new, parts.discovery.prepare(new.discovery).found, parts.fleet)
         return Preview(await self._plan(parts, specs), changes(self.settings, settings), overruled)
 
-    async def apply(self, settings: Settings, source: str, overruled: tuple[str, ...] = ()) -> Preview:
+    async def apply(self, settings: Settings, source: str) -> Preview:
         """Go by `settings`. Raises ConfigError, and then nothing has changed."""
-        parts = self._here()
         async with self._lock:
-            new = in_force(self.settings, settings)
-            discovery = parts.discovery.prepare(new.discovery)
-            router = Router(build_policy(new), random.Random())
-            routes = RouteTable(new.extra_routes)
-            affinity = build_affinity(new, router.needs, parts.affinity)
-            specs, draining = _sum(new, discovery.found, parts.fleet)
-            contexts = parts.targets.prepare(specs)
-            plan = await self._plan(parts, specs)
-            preview = Preview(plan, changes(self.settings, settings), overruled)
-            summary = preview.words()
-            if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
-                load_certificate(parts.listener_tls, new.tls)
-            # From here on nothing can fail, and no request comes in between.
-            discovery.follow()
-            self._change_members(parts, plan, contexts)
-            parts.affinity, parts.router = affinity, router
-            parts.proxy.retune(new, affinity, router, routes)
-            parts.fleet.retune(rules_of(new))
-            parts.front.retune(gateway_keys(new), frozenset(new.cors.allow_origins), routes)
-            parts.limits.become(limits_of(new))
-            parts.sweeper.retune(parts.limits.tick_s)
-            if new.log_level != self.settings.log_level:
-                logging.getLogger().setLevel(new.log_level.upper())
-            self.settings, self.wanted = new, settings
-            self.generation += 1
-            self.applied += 1
-            self.source, self.loaded_at_s = source, time.time()
-            self.last_error = self.last_error_at_s = None
-            self._drain(parts.fleet, draining)
-            log.info("configuration %d from %s: %s", self.generation, source, summary)
-            for changed in self.on_change:
-                changed(new)
-            await parts.watches.follow(parts.fleet, new, router, parts.proxy)
-        return preview
+            return await self._apply(settings, source)
 
     async def refound(self) -> None:
         """Discovery found something else: the fleet follows."""
@@ -243,6 +210,43 @@ class Live:
             self._parts.targets.tidy()
 
     # How it is done.
+
+    async def _apply(self, settings: Settings, source: str, overruled: tuple[str, ...] = ()) -> Preview:
+        parts = self._here()
+        new = in_force(self.settings, settings)
+        discovery = parts.discovery.prepare(new.discovery)
+        router = Router(build_policy(new), random.Random())
+        routes = RouteTable(new.extra_routes)
+        affinity = build_affinity(new, router.needs, parts.affinity)
+        specs, draining = _sum(new, discovery.found, parts.fleet)
+        contexts = parts.targets.prepare(specs)
+        plan = await self._plan(parts, specs)
+        preview = Preview(plan, changes(self.settings, settings), overruled)
+        summary = preview.words()
+        if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
+            load_certificate(parts.listener_tls, new.tls)
+        # From here on nothing can fail, and no request comes in between.
+        discovery.follow()
+        self._change_members(parts, plan, contexts)
+        parts.affinity, parts.router = affinity, router
+        parts.proxy.retune(new, affinity, router, routes)
+        parts.fleet.retune(rules_of(new))
+        parts.front.retune(gateway_keys(new), frozenset(new.cors.allow_origins), routes)
+        parts.limits.become(limits_of(new))
+        parts.sweeper.retune(parts.limits.tick_s)
+        if new.log_level != self.settings.log_level:
+            logging.getLogger().setLevel(new.log_level.upper())
+        self.settings, self.wanted = new, settings
+        self.generation += 1
+        self.applied += 1
+        self.source, self.loaded_at_s = source, time.time()
+        self.last_error = self.last_error_at_s = None
+        self._drain(parts.fleet, draining)
+        log.info("configuration %d from %s: %s", self.generation, source, summary)
+        for changed in self.on_change:
+            changed(new)
+        await parts.watches.follow(parts.fleet, new, router, parts.proxy)
+        return preview
 
     async def _plan(self, parts: Parts, specs: Sequence[BackendSpec]) -> Plan:
         plan = parts.fleet.plan(specs)

@@ -118,6 +118,18 @@ def test_check_of_a_missing_file_exits_1(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "cannot read /nowhere/c.yaml: No such file or directory\n"
 
 
+def test_check_looks_into_files_of_discovery(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, found = tmp_path / "stickyroute.yaml", tmp_path / "backends.yaml"
+    path.write_text(f"discovery: [{{kind: file, path: {found}}}]")
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        f"note: discovery finds nothing in it now: cannot read {found}: No such file or directory\n"
+    )
+    found.write_text("[http://a:1]")
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_preview_tells_which_keys_move_and_what_differs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
