@@ -36,6 +36,7 @@ class Event:
     until_s: float = 0.0
     noticed_s: dict[int, float] = field(default_factory=dict)
     back_s: dict[int, float] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)  # replicas that were themselves gone meanwhile
     moved_share: float | None = None
     minimum_share: float | None = None
 
@@ -112,19 +113,26 @@ class Day:
         self._ill.discard(engine.number)
 
     async def _notice(self, event: Event, engine: Engine) -> None:
-        while len(event.noticed_s) < len(self._replicas):
+        while len(event.noticed_s.keys() | event.away) < len(self._replicas):
             for replica in self._replicas:
-                seen = (await replica.fleet()).get(self._config.names[engine.number])
+                seen = (await self._seen(event, replica)).get(self._config.names[engine.number])
                 if seen is not None and not seen["available"] and replica.number not in event.noticed_s:
                     event.noticed_s[replica.number] = time.monotonic() - event.at_s
             await asyncio.sleep(POLL_S)
 
+    async def _seen(self, event: Event, replica: Replica) -> dict[str, Any]:
+        fleet = await replica.fleet()
+        if not fleet:
+            event.away.add(replica.number)
+        return fleet
+
     async def _wait_until_back(self, event: Event, engine: Engine) -> None:
         end_s = event.until_s + NOTICE_LIMIT_S * 2
-        while len(event.back_s) < len(self._replicas) and time.monotonic() < end_s:
+        while len(event.back_s.keys() | event.away) < len(self._replicas) and time.monotonic() < end_s:
             for replica in self._replicas:
-                seen = (await replica.fleet()).get(self._config.names[engine.number])
-                if seen is not None and seen["available"] and replica.number not in event.back_s:
+                seen = (await self._seen(event, replica)).get(self._config.names[engine.number])
+                known = event.back_s.keys() | event.away
+                if seen is not None and seen["available"] and replica.number not in known:
                     event.back_s[replica.number] = time.monotonic() - event.until_s
             await asyncio.sleep(POLL_S)
 
