@@ -30,8 +30,16 @@ def decision_row(told: dict[str, Any]) -> dict[str, Any]:
         "achieved": part(achieved["cached_tokens"], achieved["prompt_tokens"]),
         "ttft_s": achieved["ttft_s"],
         "duration_s": told["duration_s"],
+        "about": _about(told),
         "failed": None if told["end"] == COMPLETE and told["status"] < 400 else _failure(told),
     }
+
+
+def _about(told: dict[str, Any]) -> str:
+    """What else there is to say of a decision, for who points at it."""
+    key = f"key {told['key']} from {told['key_source']}" if told["key"] else "no key"
+    tries = f", {told['attempts']} attempts" if told["attempts"] > 1 else ""
+    return f"{told['route']}, request {told['request_id']}, {key}{tries}"
 
 
 def diagnosis(told: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from stickyroute.control.board_parts import decision_row, diagnosis, part
 def told(**other: Any) -> dict[str, Any]:
     """A decision as /decisions tells it."""
     return {
-        "number": 7, "time": 100.0, "backend": "gpu-1", "reason": "home", "model": "m", "status": 200,
+        "number": 7, "time": 100.0, "route": "/v1/chat/completions", "request_id": "9f3c", "key": "00ab", "attempts": 1,
+        "key_source": "body:user", "backend": "gpu-1", "reason": "home", "model": "m", "status": 200,
         "end": "complete", "duration_s": 2.0,
         "predicted": {"ttft_s": 0.1, "prompt_tokens": 1000, "cached_tokens": 900},
         "achieved": {"ttft_s": 0.12, "prompt_tokens": 1200, "cached_tokens": 960},
@@ -29,6 +30,12 @@ def test_a_decision_tells_what_was_expected_and_what_came() -> None:
         0.12,
         None,
     )
+
+
+def test_more_of_it_is_there_for_who_points_at_it() -> None:
+    assert decision_row(told())["about"] == "/v1/chat/completions, request 9f3c, key 00ab from body:user"
+    about = decision_row(told(key=None, key_source=None, attempts=3))["about"]
+    assert about == "/v1/chat/completions, request 9f3c, no key, 3 attempts"
 
 
 @pytest.mark.parametrize(

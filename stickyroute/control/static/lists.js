@@ -99,7 +99,7 @@ function decision(row, colours) {
   const swatch = el("i", { class: "swatch" });
   swatch.style.setProperty("background", colours.get(row.backend) ?? "var(--line)");
   return el(
-    "div", { class: "decision" },
+    "div", { class: "decision", title: row.about },
     el("time", {}, clock(row.at)),
     el("span", { class: `reason ${kind(row.reason)}` }, (row.reason || "none").replace("_", " ")),
     el("span", { class: "where", title: row.backend }, swatch, el("span", { class: "name" }, row.backend || UNKNOWN)),
