@@ -40,7 +40,7 @@ class ShadowDesk:
     def retune(self, settings: Settings) -> None:
         """Go by these settings from here on. Another policy begins anew."""
         self._below = int(settings.shadow_share * (_WORD + 1))
-        wanted = (settings.shadow, settings.sticky, settings.bounded_ring)
+        wanted = (settings.shadow, settings.shadow_share, settings.sticky, settings.bounded_ring)
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -49,7 +49,8 @@ class ShadowDesk:
             self.shadow = None
             return
         policy = build_policy(settings.model_copy(update={"policy": settings.shadow}))
-        self.shadow = Shadow(policy, self._rand, self._fleet.loads, settings.sticky.index_entries)
+        scale = max(1, round(1.0 / settings.shadow_share))
+        self.shadow = Shadow(policy, self._rand, self._fleet.loads, settings.sticky.index_entries, scale)
 
     def sent(self, exchange: Exchange, asked: Asked, tenant: str) -> None:
         """A request was sent."""

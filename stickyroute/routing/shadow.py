@@ -36,10 +36,14 @@ class Placed(NamedTuple):
 
 
 class Shadow:
-    """`policy` over a fleet whose `live` loads are those that the proxy goes by; `entries` is the size of its index."""
+    """`policy` over a fleet whose `live` loads are those that the proxy goes by; `entries` is the size of its index.
 
-    def __init__(self, policy: Policy, rand: Rand, live: Loads, entries: int) -> None:
+    Each request that it sees stands for `scale` of them: that many are in flight, and caches fill as fast.
+    """
+
+    def __init__(self, policy: Policy, rand: Rand, live: Loads, entries: int, scale: int = 1) -> None:
         self.policy = policy
+        self.scale = scale
         self._rand = rand
         self._live = live
         count = len(live.in_flight)
@@ -82,9 +86,12 @@ class Shadow:
                 held = min(tokens, tokens * ends[blocks - 1] / size + tail)
         if keys.affinity is not None:
             loads.recent.touch(keys.affinity, chosen, now_s)
-        loads.in_flight[chosen] += 1
-        loads.in_flight_tokens[chosen] += tokens
-        loads.backlog_tokens[chosen] += tokens - loads.trust[chosen] * held
+        scale, missing = self.scale, tokens - loads.trust[chosen] * held
+        if scale > 1:
+            loads.index.record_tokens(chosen, (scale - 1) * missing)
+        loads.in_flight[chosen] += scale
+        loads.in_flight_tokens[chosen] += scale * tokens
+        loads.backlog_tokens[chosen] += scale * missing
         loads.kv_used[chosen] = loads.kv_per_token[chosen] * loads.in_flight_tokens[chosen]
         self.decisions += 1
         self.agreed += chosen == slot
@@ -99,12 +106,13 @@ class Shadow:
         """The live request is over; its answer is in the cache now."""
         slot, tokens, keys = placed
         loads = self.loads
-        loads.in_flight[slot] = max(0, loads.in_flight[slot] - 1)
-        left = loads.in_flight_tokens[slot] - tokens
+        scale = self.scale
+        loads.in_flight[slot] = max(0, loads.in_flight[slot] - scale)
+        left = loads.in_flight_tokens[slot] - scale * tokens
         loads.in_flight_tokens[slot] = left if loads.in_flight[slot] and left > 0 else 0.0
         loads.kv_used[slot] = loads.kv_per_token[slot] * loads.in_flight_tokens[slot]
         if answer_tokens:
-            loads.index.record_tokens(slot, answer_tokens)
+            loads.index.record_tokens(slot, scale * answer_tokens)
             if keys.chain and keys.affinity is not None:
                 rest = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
                 loads.index.extend(slot, keys.chain[-1], tokens * rest + answer_tokens, keys.affinity)

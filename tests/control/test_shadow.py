@@ -17,7 +17,10 @@ async def play(proxy: RunningProxy, users: int = 4, turns: int = 3) -> None:
 
 
 async def test_its_figures_stand_beside_the_live_ones() -> None:
-    async with fakes("a", "b", "c") as three, run_proxy(three, policy="ring", shadow="round_robin") as proxy:
+    async with (
+        fakes("a", "b", "c") as three,
+        run_proxy(three, policy="ring", shadow="round_robin", shadow_share=1) as proxy,
+    ):
         await play(proxy)
         samples = await proxy.metrics()
         assert not proxy.app.insight.shadow._running
@@ -47,7 +50,7 @@ async def test_a_share_of_the_users() -> None:
 async def test_it_comes_and_goes_with_the_settings() -> None:
     async with fakes("a") as fake, run_proxy([fake]) as proxy:
         insight = proxy.app.insight
-        insight.retune(proxy.app.settings.model_copy(update={"shadow": "ring"}))
+        insight.retune(proxy.app.settings.model_copy(update={"shadow": "ring", "shadow_share": 1.0}))
         await play(proxy, users=1, turns=2)
         figures = insight.shadow.figures()
         assert figures is not None

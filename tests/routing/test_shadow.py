@@ -101,6 +101,18 @@ def test_what_a_policy_that_forgets_users_would_lose() -> None:
     assert other_way.held_tokens > 1.2 * other_way.live_held_tokens
 
 
+def test_a_request_stands_for_those_that_are_not_seen() -> None:
+    play = Play("ring", "ring")
+    play.shadow = Shadow(make_policy("ring"), Random(2), play.fleet.loads, 1 << 14, scale=4)
+    keys = next(turns(Random(3), 1))
+    placed = play.shadow.see(keys, play.pool.view, 0, 0.0, 1.0)
+    assert placed is not None
+    assert play.shadow.loads.in_flight[placed.slot] == 4
+    assert play.shadow.loads.backlog_tokens[placed.slot] == pytest.approx(4 * keys.prompt_bytes / 4.0)
+    play.shadow.end(placed, 20)
+    assert sum(play.shadow.loads.in_flight) == 0
+
+
 def test_nothing_is_left_in_flight() -> None:
     shadow = Play("bounded_ring", "sticky").run().shadow
     assert list(shadow.loads.in_flight) == [0, 0, 0]
