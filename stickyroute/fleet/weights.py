@@ -22,6 +22,7 @@ from stickyroute.routing.loads import Loads
 __all__ = ["RoomRules", "Rooms", "room_of"]
 
 _NEVER_S = float("-inf")
+_COLD = 0.1  # of its share, for one that has just come
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,7 @@ class Rooms:
             figures.level, figures.low_s = most, now_s
         elif figures.level < least and now_s >= figures.low_s + rules.cool_down_s:
             figures.level = least
-        warm = rules.floor + (1.0 - rules.floor) * self.warming(slot, now_s)
-        room = max(rules.floor, figures.level * warm)
+        room = figures.level * (_COLD + (1.0 - _COLD) * self.warming(slot, now_s))
         loads.room[slot] = room
         if room < 1.0:
             self._low.add(slot)

@@ -17,7 +17,7 @@ from stickyroute.routing.view import FleetView
 from tests.fleet.specs import VNODES, spec
 from tests.routing.views import Script, spread
 
-RULES = RoomRules(slow_start_s=20.0)
+RULES = RoomRules(slow_start_s=20.0, floor=0.1)
 PRESSURE = st.floats(0, 2), st.floats(0, 100)
 
 
@@ -72,7 +72,7 @@ def test_whatever_happens_room_stays_in_its_bounds(steps: list[tuple[str, float,
             some.record_probe(0, True, now_s)
         now_s += value if what == "wait" else 0.5
         some.tick(now_s)
-        assert all(RULES.floor <= room <= 1 for room in some.loads.room)
+        assert all(0 < room <= 1 for room in some.loads.room)
         assert some.loads.tight == (min(some.loads.room) < 1)
         assert some.loads.room[1] == 1
     some.tick(now_s + 1000)
@@ -187,7 +187,7 @@ def test_slow_start_can_be_turned_off_and_the_first_need_none() -> None:
 def test_rules_change_while_running() -> None:
     some = of(2)
     look(some, 0, 0.9, 0.0)
-    some.retune(FleetRules(room=RoomRules(kv_mark=0.95)))
+    some.retune(FleetRules(room=RoomRules(kv_mark=0.95, floor=0.1)))
     assert look(some, 0, 0.84, 21.0) == 1
 
 
