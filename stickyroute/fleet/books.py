@@ -46,6 +46,8 @@ class Books:
 
     def __init__(self, count: int, tuning: Tuning) -> None:
         self._tuning = tuning
+        self.present = max(1, count)
+        """How many slots have a backend, at least 1."""
         token_s = 1.0 / tuning.prefill_tokens_s
         capacity: Sequence[float] = [tuning.kv_tokens] * count
         self.loads = Loads(
@@ -170,7 +172,7 @@ class Books:
         loads = self.loads
         kept = exp(min(0.0, self._counted_s - now_s) / _MEMORY_S)
         self._counted_s = max(now_s, self._counted_s)
-        each = 1 / (_MEMORY_S * len(self._waiting))
+        each = 1 / (_MEMORY_S * self.present)
         loads.arrivals_s = kept * loads.arrivals_s + each
         loads.busy = kept * loads.busy + work_s * each
 

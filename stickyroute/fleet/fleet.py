@@ -121,6 +121,9 @@ class Fleet(Standing):
             self.changes += 1
             self.moved_share += plan.moved_share
         self._members.put(backends)
+        self._books.present = max(1, len(backends))
+        for backend in removed:
+            self._rooms.forget(backend.slot)
         self.generation += 1
         self._pools.place(self.backends, ring, self._listed.served)
         self._health.place(
