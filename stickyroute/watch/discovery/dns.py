@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stickyroute.clock import monotonic
 from stickyroute.errors import ConfigError
@@ -117,22 +117,24 @@ class DnsSource:
         return [self._at(address) for address in sorted({str(row[4][0]) for row in rows})], UNTOLD_S
 
     async def _targets(self, resolver: Any) -> _Answer:
-        rows, holds_s = await _ask(resolver, self._host, "SRV")
-        first = min((row.priority for row in rows), default=0)
+        answer = await _ask(resolver, self._host, "SRV")
+        holds_s = answer.holds_s
+        first = min((row.priority for row in answer.rows), default=0)
         targets = sorted(
-            {(str(row.target).rstrip("."), int(row.port)) for row in rows if row.priority == first}
+            {(str(row.target).rstrip("."), int(row.port)) for row in answer.rows if row.priority == first}
         )
         if self._by_name:
             return [Place(f"{name}:{port}", name, port) for name, port in targets], holds_s
-        names = sorted({name for name, _ in targets})
-        answers = await asyncio.gather(
+        names = sorted({name for name, _ in targets} - answer.glue.keys())
+        asked = await asyncio.gather(
             *(self._addresses(resolver, name, ("A", "AAAA")) for name in names), return_exceptions=True
         )
-        address_of: dict[str, str] = {}
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            addresses, address_holds_s = answer
+        address_of = {name: address for name, (address, _) in answer.glue.items()}
+        holds_s = min([holds_s, *(ttl_s for _, ttl_s in answer.glue.values())])
+        for name, found in zip(names, asked, strict=True):
+            if isinstance(found, BaseException):
+                raise found
+            addresses, address_holds_s = found
             if addresses:
                 address_of[name] = addresses[0]
                 holds_s = min(holds_s, address_holds_s)
@@ -145,29 +147,44 @@ class DnsSource:
         found: list[str] = []
         holds_s = MOST_S
         for kind in kinds:
-            rows, kind_holds_s = await _ask(resolver, host, kind)
-            found += sorted(str(row.address) for row in rows)
-            if rows or len(kinds) == 1:
-                holds_s = min(holds_s, kind_holds_s)
+            answer = await _ask(resolver, host, kind)
+            found += sorted(str(row.address) for row in answer.rows)
+            if answer.rows or len(kinds) == 1:
+                holds_s = min(holds_s, answer.holds_s)
         return found, holds_s if found else UNTOLD_S
 
 
-async def _ask(resolver: Any, host: str, kind: str) -> tuple[Sequence[Any], float]:
-    """The rows of one answer and their TTL; no rows for a name that has none."""
+class _Reply(NamedTuple):
+    """The rows of one answer, how long they hold, and addresses that came with it: name -> (address, its TTL)."""
+
+    rows: Sequence[Any] = ()
+    holds_s: float = UNTOLD_S
+    glue: Mapping[str, tuple[str, float]] = {}
+
+
+async def _ask(resolver: Any, host: str, kind: str) -> _Reply:
+    """One question; no rows for a name that has none, or is none."""
     from dns.exception import DNSException, Timeout
     from dns.resolver import NXDOMAIN, NoNameservers
 
     try:
         answer = await resolver.resolve(host, kind, lifetime=LOOKUP_S, raise_on_no_answer=False, search=True)
     except NXDOMAIN:
-        return (), UNTOLD_S
+        return _Reply()
     except Timeout:
         raise _Failed("no answer in time") from None
     except NoNameservers:
         raise _Failed(f"no server answers for {kind} of {host}") from None
     except (DNSException, OSError) as error:
         raise _Failed(str(error) or type(error).__name__) from None
-    return (tuple(answer), float(answer.rrset.ttl)) if answer.rrset is not None else ((), UNTOLD_S)
+    if answer.rrset is None:
+        return _Reply()
+    glue: dict[str, tuple[str, float]] = {}
+    for rows in answer.response.additional if kind == "SRV" else ():
+        addresses = sorted(row.address for row in rows if hasattr(row, "address"))
+        if addresses:
+            glue.setdefault(str(rows.name).rstrip("."), (str(addresses[0]), float(rows.ttl)))
+    return _Reply(tuple(answer), float(answer.rrset.ttl), glue)
 
 
 def _resolver(server: str | None) -> Any:

@@ -64,6 +64,28 @@ async def test_the_targets_of_srv_records_keep_their_names_when_their_addresses_
             await heard.tells("vllm-0.test:8000=10.0.0.9:8000", "vllm-1.test:8001=10.0.0.2:8001")
 
 
+async def test_an_answer_that_is_too_long_for_a_datagram_is_fetched_whole() -> None:
+    names = [f"vllm-{i:03}.vllm.llm.svc.cluster.local" for i in range(20)]
+    async with fake_dns() as server:
+        server.records = {("vllm.test", "SRV"): [f"0 1 8000 {name}." for name in names]}
+        server.records |= {(name, "A"): [f"10.0.0.{i}"] for i, name in enumerate(names)}
+        async with running(source(server, record="SRV")) as heard:
+            await heard.tells(*(f"{name}:8000=10.0.0.{i}:8000" for i, name in enumerate(names)))
+
+
+async def test_addresses_that_come_with_the_targets_are_not_asked_for() -> None:
+    async with fake_dns() as server:
+        server.glue = True
+        server.records = {
+            ("vllm.test", "SRV"): ["0 1 8000 vllm-0.test.", "0 1 8000 vllm-1.test."],
+            ("vllm-0.test", "A"): ["10.0.0.1"],
+            ("vllm-1.test", "A"): ["10.0.0.3", "10.0.0.2"],
+        }
+        async with running(source(server, record="SRV")) as heard:
+            await heard.tells("vllm-0.test:8000=10.0.0.1:8000", "vllm-1.test:8000=10.0.0.2:8000")
+        assert set(server.asked) == {("vllm.test", "SRV")}
+
+
 async def test_a_certificate_is_for_a_name_so_https_targets_stay_names() -> None:
     async with fake_dns() as server:
         server.records = {("vllm.test", "SRV"): ["0 1 8000 vllm-0.test."]}
