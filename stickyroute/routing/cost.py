@@ -64,27 +64,26 @@ def missing_tokens(
     chain = keys.chain
     if not chain:
         return None
-    loads = view.loads
-    by_slot = loads.index.held(chain)
-    blocks: Sequence[int] = view.read(by_slot)
-    levels = sorted(set(blocks), reverse=True)
-    most = levels[0]
-    if not most:
+    groups = view.groups(chain)
+    if not groups:
         return None
+    loads = view.loads
+    blocks: Sequence[int] = view.read(loads.index.by_slot(groups))
     ends = keys.ends
     scale = tokens / keys.prompt_bytes
+    size = view.size
+    most = groups[0][0]
+    holders = len(groups[0][1])
     above = ends[most - 1] * scale
     saved = {most: above}
-    others = len(blocks) - 1
     shared = 0.0
-    holders = 0
-    upper = most
-    for level in levels[1:]:
-        holders += blocks.count(upper)
-        own = ends[level - 1] * scale if level else 0.0
-        shared += (above - own) * (1.0 - ((others + 1 - holders) / others) ** 2)
+    for level, slots in groups[1:]:
+        own = ends[level - 1] * scale
+        shared += (above - own) * (1.0 - ((size - holders) / (size - 1)) ** 2)
         saved[level] = own + shared
-        above, upper = own, level
+        above, holders = own, len(slots)
+    if holders < size:
+        saved[0] = shared + above * (1.0 - ((size - holders) / (size - 1)) ** 2)
     trust = view.read(loads.trust)
     if min(trust) < 1.0:
         missing = [tokens - saved[count] * part for count, part in zip(blocks, trust, strict=True)]

@@ -13,6 +13,7 @@ from stickyroute.routing.cost import Terms, costs_s, missing_tokens, prompt_toke
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import Needs, RequestKeys, candidate_keys
 from stickyroute.routing.policies.base import Policy, Rand, last_resort
+from stickyroute.routing.shortlist import FEW, shortlist
 from stickyroute.routing.view import FleetView
 
 __all__ = ["Sticky"]
@@ -22,7 +23,8 @@ class Sticky(Policy):
     """The cheapest backend; of those within `tolerance` of it, the first of the key's candidates on the ring.
 
     The hard limit comes last: where the choice would have more than `bound` times its share of the backlog,
-    and more than `floor_tokens`, the next one takes the request, unless all are past it.
+    and more than `floor_tokens`, the next one takes the request, unless all are past it. Of a large pool only a few
+    are looked at (`routing.shortlist`).
     """
 
     __slots__ = ("_bound", "_floor_tokens", "_near")
@@ -42,6 +44,10 @@ class Sticky(Policy):
         members = view.usable(tried)
         if not members:
             return last_resort(view, tried, "failover" if keys.affinity is not None else "no_key")
+        if len(members) > FEW:
+            seed = 0 if keys.affinity is not None else int(rand.random() * 2.0**64)
+            view = shortlist(keys, view, tried, seed)
+            members = view.placed
         tokens = prompt_tokens(keys, view)
         found = missing_tokens(keys, view, tokens)
         costs = costs_s(view, tokens, None if found is None else found[0])
