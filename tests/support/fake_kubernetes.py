@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,8 +140,10 @@ def _fits(item: dict[str, Any], wanted: dict[str, str]) -> bool:
 
 
 @asynccontextmanager
-async def fake_kubernetes(kubeconfig: Path) -> AsyncIterator[FakeKubernetes]:
-    """A running server; `kubeconfig` is written so that clients find it."""
+async def fake_kubernetes(
+    kubeconfig: Path, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[FakeKubernetes]:
+    """A running server; `kubeconfig` is written so that clients find it (without TLS)."""
     server = FakeKubernetes()
     app = web.Application()
     app.router.add_get("/api/v1/namespaces/{namespace}/{kind:pods}", server.handle)
@@ -149,7 +152,7 @@ async def fake_kubernetes(kubeconfig: Path) -> AsyncIterator[FakeKubernetes]:
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     server.port = runner.addresses[0][1]
     _write(kubeconfig, server.port)
     try:

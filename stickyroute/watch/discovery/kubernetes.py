@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import import_module
@@ -106,12 +107,14 @@ class KubernetesSource:
 
         configuration = client.Configuration()
         try:
-            if self._entry.kubeconfig is not None:
-                await config.load_kube_config(
-                    config_file=str(self._entry.kubeconfig), client_configuration=configuration
-                )
+            if self._entry.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+                own: Any = config.load_incluster_config  # of which its package tells no types
+                own(client_configuration=configuration)
             else:
-                await config.load_config(client_configuration=configuration)
+                file = self._entry.kubeconfig
+                await config.load_kube_config(
+                    config_file=None if file is None else str(file), client_configuration=configuration
+                )
         except config.ConfigException as error:
             raise OSError(f"no way to the Kubernetes API: {error}") from None
         configuration.retries = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
+import trustme
+from kubernetes_asyncio.config import incluster_config
 
 from stickyroute.settings import DiscoverySettings
 from stickyroute.watch.discovery import kubernetes, places
@@ -154,6 +157,40 @@ async def test_an_api_that_is_away_is_asked_until_it_is_back(kubeconfig: Path) -
         await heard.until(lambda: heard.failures)
         assert heard.failures[0].startswith("the API cannot be reached: ")
         assert not heard.answers
+
+
+async def test_a_pod_s_own_service_account_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    token, ca = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("pod-token")
+    authority.cert_pem.write_to_path(ca)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(ca))
+    namespace = tmp_path / "namespace"
+    namespace.write_text("llm\n")
+    monkeypatch.setattr(kubernetes, "_NAMESPACE_FILE", namespace)
+    async with fake_kubernetes(tmp_path / "unused", tls) as api:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+        api.put(PODS, pod("vllm-0", "10.0.0.1"), namespace="llm")
+        async with running(
+            KubernetesSource(DiscoverySettings(kind="kubernetes", selector="app=vllm"))
+        ) as heard:
+            await heard.tells("vllm-0=10.0.0.1:8000")
+        assert api.tokens == {"Bearer pod-token"}
+
+
+async def test_without_any_way_to_an_api_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    broken = tmp_path / "config"
+    broken.write_text("{}")
+    async with running(of_pods(broken)) as heard:
+        await heard.until(lambda: heard.failures)
+        assert "no way to the Kubernetes API" in heard.failures[0]
 
 
 def test_the_package_is_asked_for_by_name(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
