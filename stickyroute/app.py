@@ -128,6 +128,7 @@ class App:
         fleet_watch.answered_s = proxy.blame.answered_s
         self.telemetry.watch(proxy, loop)
         self._explainer = Explainer(proxy, self.fleet, front)
+        self.insight.shadow.rule = lambda: proxy.affinity
         self._server = server = Server(loop, limits, sweeper, proxy.handle, front.refuse)
         self._discovery = discovery = DiscoveryWatch(self.fleet, self.live.refound)
         discovery.prepare(settings.discovery).follow()

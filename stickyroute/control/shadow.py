@@ -7,6 +7,7 @@ flag for each request.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 from stickyroute.fleet import Fleet
@@ -14,6 +15,7 @@ from stickyroute.metrics.sources import ShadowFigures
 from stickyroute.openai.request import Asked
 from stickyroute.openai.usage import Usage
 from stickyroute.proxy import Exchange
+from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.policies import build_policy
 from stickyroute.routing.shadow import Placed, Shadow
 from stickyroute.settings import Settings
@@ -33,6 +35,8 @@ class ShadowDesk:
         self._running: dict[Exchange, Placed] = {}
         self._names: dict[int, str] = {}
         self._generation = -1
+        self.rule: Callable[[], AffinityRule] | None = None
+        """The rule in force; it makes the chain of a prompt where the live policy needs none."""
         self.shadow: Shadow | None = None
         self._wanted: tuple[object, ...] = ()
         self.retune(settings)
@@ -65,7 +69,11 @@ class ShadowDesk:
             return
         if self._fleet.generation != self._generation:
             self._meet(shadow)
-        placed = shadow.see(keys, exchange.pool.view, exchange.slot, lease.held_tokens, exchange.sent_s)
+        believes = bool(keys.chain) or keys.second is not None  # the live policy, of what is cached where
+        held_tokens = lease.held_tokens if believes else None
+        if self.rule is not None:
+            keys = self.rule().chained(keys, exchange.route.shape, asked)
+        placed = shadow.see(keys, exchange.pool.view, exchange.slot, held_tokens, exchange.sent_s)
         if placed is not None:
             self._running[exchange] = placed
 

@@ -109,6 +109,11 @@ class Proxy:
         """Who hears of requests from now on, if anybody."""
         self._learn = learn
 
+    @property
+    def affinity(self) -> AffinityRule:
+        """The rule in force."""
+        return self._affinity
+
     def close(self) -> None:
         """The proxy stops: answer who waits for a backend now, rather than at the end of the wait."""
         self.hold.close()

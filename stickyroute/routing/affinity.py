@@ -178,6 +178,19 @@ class AffinityRule:
             dry._need(needs)
         return dry.keys(headers, shape, asked, tenant, pool)
 
+    def chained(self, keys: RequestKeys, shape: Shape, asked: Asked) -> RequestKeys:
+        """`keys` that this rule made, with the prompt's chain and size, for whoever needs more than the policy does.
+        It is not traffic: nothing is counted."""
+        if keys.chain or asked.body is None:
+            return keys
+        prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
+        chain = self.prefixes.chain(prompt.text, self._scope(asked)[0])
+        second = None if keys.affinity is None else second_key(keys.affinity)
+        ends = self.prefixes.ends[: len(chain)]
+        return RequestKeys(
+            keys.affinity, keys.source, chain, ends, prompt.size_bytes, prompt.tokens, second, keys.spread
+        )
+
     def _need(self, needs: Needs) -> None:
         self.needs = needs
         # Plain truths: asking a flag for its bits costs half a microsecond each time.
@@ -276,7 +289,7 @@ def build_affinity(settings: Settings, needs: Needs, before: AffinityRule | None
     """The rule that the settings ask for. It remembers what `before` remembers, and cuts prompts as that does."""
     affinity, prefix = settings.affinity, settings.prefix
     if settings.shadow is not None:
-        needs = Needs.CHAIN  # it tells what would be cached
+        needs |= Needs.KEY  # it wants to know a conversation again, whatever the live policy needs
     if before is not None:
         return AffinityRule(
             affinity.sources,

@@ -31,6 +31,7 @@ class Placed(NamedTuple):
     """A request as the shadow placed it, to hand back when it ends."""
 
     slot: int
+    live_slot: int
     tokens: float
     keys: RequestKeys
 
@@ -54,6 +55,8 @@ class Shadow:
         # Engines are as they are, whoever sends to them.
         loads.token_s, loads.capacity_tokens, loads.trust = live.token_s, live.capacity_tokens, live.trust
         loads.kv_per_token, loads.room = live.kv_per_token, live.room
+        self._entries = entries
+        self._live_index: Index | None = None
         self._views: dict[int, tuple[FleetView, FleetView]] = {}
         self._settled_s = 0.0
         self.decisions = 0
@@ -68,9 +71,12 @@ class Shadow:
         self._live_sent = array("d", [0.0] * count)
 
     def see(
-        self, keys: RequestKeys, view: FleetView, slot: int, held_tokens: float, now_s: float
+        self, keys: RequestKeys, view: FleetView, slot: int, held_tokens: float | None, now_s: float
     ) -> Placed | None:
-        """A request went to `slot`, where `held_tokens` of it are believed cached: what would the shadow have done?"""
+        """A request went to `slot`, where `held_tokens` of it are believed cached: what would the shadow have done?
+
+        None for a live policy that has no belief; then the shadow keeps one for it, by where requests went.
+        """
         self._sync(now_s)
         own = self._view(view)
         decision = self.policy.choose(keys, own, (), self._rand)
@@ -78,17 +84,15 @@ class Shadow:
             return None
         loads, chosen, size = self.loads, decision.slot, keys.prompt_bytes
         tokens = prompt_tokens(keys, own) if size else 0.0
-        held = 0.0
-        if keys.chain and size:
-            ends = keys.ends
-            blocks, tail = loads.index.insert(chosen, keys.chain, ends, tokens / size, keys.affinity or 0)
-            if blocks:
-                held = min(tokens, tokens * ends[blocks - 1] / size + tail)
+        held = self._insert(loads.index, chosen, keys, tokens)
+        if held_tokens is None:
+            index = self._live_index
+            if index is None:
+                index = self._live_index = Index(self._entries, list(loads.capacity_tokens))
+            held_tokens = self._insert(index, slot, keys, tokens)
         if keys.affinity is not None:
             loads.recent.touch(keys.affinity, chosen, now_s)
         scale, missing = self.scale, tokens - loads.trust[chosen] * held
-        if scale > 1:
-            loads.index.record_tokens(chosen, (scale - 1) * missing)
         loads.in_flight[chosen] += scale
         loads.in_flight_tokens[chosen] += scale * tokens
         loads.backlog_tokens[chosen] += scale * missing
@@ -100,27 +104,44 @@ class Shadow:
         self.live_held_tokens += held_tokens
         self._sent[chosen] += self._weight * tokens
         self._live_sent[slot] += self._weight * tokens
-        return Placed(chosen, tokens, keys)
+        return Placed(chosen, slot, tokens, keys)
+
+    def _insert(self, index: Index, slot: int, keys: RequestKeys, tokens: float) -> float:
+        """The prompt is sent to a slot, for as many as it stands for; the tokens of it that were there."""
+        size, chain, ends = keys.prompt_bytes, keys.chain, keys.ends
+        held = 0.0
+        if chain and size:
+            blocks, tail = index.insert(slot, chain, ends, tokens / size, keys.affinity or 0)
+            if blocks:
+                held = min(tokens, tokens * ends[blocks - 1] / size + tail)
+        index.record_tokens(slot, (self.scale - 1) * (tokens - held))
+        return held
 
     def end(self, placed: Placed, answer_tokens: int | None) -> None:
         """The live request is over; its answer is in the cache now."""
-        slot, tokens, keys = placed
-        loads = self.loads
-        scale = self.scale
+        slot, live_slot, tokens, keys = placed
+        loads, scale = self.loads, self.scale
         loads.in_flight[slot] = max(0, loads.in_flight[slot] - scale)
         left = loads.in_flight_tokens[slot] - scale * tokens
         loads.in_flight_tokens[slot] = left if loads.in_flight[slot] and left > 0 else 0.0
         loads.kv_used[slot] = loads.kv_per_token[slot] * loads.in_flight_tokens[slot]
         if answer_tokens:
-            loads.index.record_tokens(slot, scale * answer_tokens)
-            if keys.chain and keys.affinity is not None:
-                rest = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
-                loads.index.extend(slot, keys.chain[-1], tokens * rest + answer_tokens, keys.affinity)
+            self._extend(loads.index, slot, tokens, keys, answer_tokens)
+            if self._live_index is not None:
+                self._extend(self._live_index, live_slot, tokens, keys, answer_tokens)
+
+    def _extend(self, index: Index, slot: int, tokens: float, keys: RequestKeys, answer_tokens: int) -> None:
+        index.record_tokens(slot, self.scale * answer_tokens)
+        if keys.chain and keys.affinity is not None:
+            rest = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
+            index.extend(slot, keys.chain[-1], tokens * rest + answer_tokens, keys.affinity)
 
     def forget(self, slot: int) -> None:
         """Somebody else is in the slot, or its engine started anew."""
         if slot < len(self._sent):
             self.loads.index.clear(slot)
+            if self._live_index is not None:
+                self._live_index.clear(slot)
             self._sent[slot] = self._live_sent[slot] = 0.0
 
     def imbalance(self, slots: Sequence[int]) -> tuple[float, float]:
@@ -161,6 +182,8 @@ class Shadow:
     def _grow(self, more: int) -> None:
         loads, count = self.loads, len(self._live.in_flight)
         loads.index.grow(count)
+        if self._live_index is not None:
+            self._live_index.grow(count)
         loads.recent.grow(count)
         for counts in (loads.in_flight, loads.queued):
             counts.extend([0] * more)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from random import Random
 
 import pytest
 
 from stickyroute.fleet import BackendSpec, Fleet, Lease
+from stickyroute.openai.request import parse
+from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage
-from stickyroute.routing.keys import RequestKeys
+from stickyroute.routing.affinity import AffinityRule
+from stickyroute.routing.keys import Needs, RequestKeys
 from stickyroute.routing.policies import make_policy
 from stickyroute.routing.prefix import Prefixes
 from stickyroute.routing.router import Router
-from stickyroute.routing.shadow import Shadow
+from stickyroute.routing.shadow import Placed, Shadow
+from stickyroute.routing.view import FleetView
 
 PREFIXES = Prefixes(256, 1 << 20)
 USERS = 12
@@ -101,6 +106,21 @@ def test_what_a_policy_that_forgets_users_would_lose() -> None:
     assert other_way.held_tokens > 1.2 * other_way.live_held_tokens
 
 
+def test_for_a_live_policy_without_a_belief_the_shadow_keeps_one() -> None:
+    play, twin = Play("ring", "ring"), Play("ring", "ring").run()
+    see = play.shadow.see
+
+    def blind(
+        keys: RequestKeys, view: FleetView, slot: int, held: float | None, now_s: float
+    ) -> Placed | None:
+        return see(keys, view, slot, None, now_s)
+
+    play.shadow.see = blind  # type: ignore[method-assign]
+    play.run()
+    assert play.shadow.live_held_tokens == pytest.approx(play.shadow.held_tokens)
+    assert play.shadow.live_held_tokens == pytest.approx(twin.shadow.live_held_tokens, rel=0.02)
+
+
 def test_a_request_stands_for_those_that_are_not_seen() -> None:
     play = Play("ring", "ring")
     play.shadow = Shadow(make_policy("ring"), Random(2), play.fleet.loads, 1 << 14, scale=4)
@@ -141,3 +161,14 @@ def test_who_is_new_in_a_slot_has_nothing_cached() -> None:
     play.shadow.forget(chosen.slot)
     assert before > 0
     assert play.shadow.loads.index.held(keys.chain)[chosen.slot] == 0
+
+
+def test_a_chain_made_later_is_the_one_that_the_rule_would_have_made() -> None:
+    body = json.dumps(
+        {"model": "m", "user": "u", "messages": [{"role": "user", "content": "so it goes " * 99}]}
+    )
+    asked = parse(Shape.CHAT, body.encode(), strict=True)
+    poor, rich = AffinityRule(("body:user",)), AffinityRule(("body:user",), needs=Needs.CHAIN)
+    keys = poor.keys({}, Shape.CHAT, asked, "", (0, 1))
+    assert not keys.chain
+    assert poor.chained(keys, Shape.CHAT, asked) == rich.keys({}, Shape.CHAT, asked, "", (0, 1))
