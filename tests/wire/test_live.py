@@ -411,3 +411,28 @@ async def test_exact_mode_begins_moves_and_ends_with_the_settings() -> None:
         assert await sources(policy="ring") == []
         assert len(await sources(policy="sticky")) == 1
         assert watches.exact is not first
+
+
+async def test_a_request_that_waits_for_a_backend_goes_to_one_that_a_reload_brings() -> None:
+    async with fakes("a", "b") as (a, b):
+        await a.refuse()
+        async with (
+            run_proxy([a], hold={"requests": 1, "wait_s": 30}) as proxy,
+            await proxy.client() as client,
+        ):
+            client.send(request())
+            await until(lambda: proxy.app._proxy is not None and len(proxy.app._proxy.hold) == 1)
+            await proxy.put_config(text(b, hold={"requests": 1, "wait_s": 30}))
+            reply = await client.response()
+            assert (reply.status, reply.json["backend"]) == (200, "b")
+
+
+async def test_what_an_operator_said_of_a_backend_outlives_reloads() -> None:
+    async with fakes("a", "b", "c") as (a, b, c), run_proxy([a, b]) as proxy:
+        fleet = proxy.app.fleet
+        found = fleet.find("a")
+        assert found is not None
+        fleet.drain(found.slot, 0.0)
+        await proxy.put_config(text(a.settings(weight=3), c, policy="ring"))
+        assert fleet.state(found.slot).operator == "draining"
+        assert set((await homes(proxy, 10)).values()) == {"c"}
