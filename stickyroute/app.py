@@ -97,7 +97,7 @@ class App:
         self.observers += self.telemetry.open(settings)
         access_log = self.telemetry.access_log
         self._targets = targets = Targets(loop, limits, sweeper)
-        targets.put(self.fleet.backends, {})
+        targets.put(self.fleet.backends, targets.prepare(b.spec for b in self.fleet.backends))
         routes = RouteTable(settings.extra_routes)
         front = Front(
             self.fleet,

@@ -177,10 +177,8 @@ def load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
         ) from exc
 
 
-def backend_tls(spec: BackendSpec) -> ssl.SSLContext | None:
-    """TLS towards a backend; None for plain HTTP. Raises ConfigError for a CA file that is none."""
-    if spec.scheme != "https":
-        return None
+def backend_tls(spec: BackendSpec) -> ssl.SSLContext:
+    """TLS towards all backends that agree in `ca` and `tls_verify`. Raises ConfigError for a CA file that is none."""
     try:
         context = ssl.create_default_context(cafile=spec.ca)
     except (OSError, ssl.SSLError) as exc:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from stickyroute.fleet import Backend, BackendSpec, Fleet
-from stickyroute.watch.ask import Asker
+from stickyroute.watch.ask import Asker, Contexts
 from stickyroute.watch.supervisor import Supervisor
 
 __all__ = ["Askers", "MemberTasks", "stretched_s"]
@@ -35,13 +35,14 @@ class Askers:
 
     def __init__(self) -> None:
         self._by_way: dict[_Way, Asker] = {}
+        self._contexts: Contexts = {}
 
     def of(self, spec: BackendSpec) -> Asker:
         """Raises ConfigError for an unreadable CA file."""
         way = _way(spec)
         asker = self._by_way.get(way)
         if asker is None:
-            asker = self._by_way[way] = Asker(spec)
+            asker = self._by_way[way] = Asker(spec, self._contexts)
         return asker
 
     def keep(self, backends: tuple[Backend, ...]) -> None:
