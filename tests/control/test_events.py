@@ -230,9 +230,9 @@ async def test_too_many_watchers_are_told_so(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_who_reads_nothing_holds_little_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame is a quarter of a megabyte; a reader without a window takes a few, and nobody else waits for it."""
-    monkeypatch.setattr(events, "WRITE_LIMIT_S", 0.3)
+    monkeypatch.setattr(events, "WRITE_LIMIT_S", 0.5)
     state = Counted(size=1 << 18)
-    async with feed(state) as (made, port):
+    async with feed(state, tick_s=0.01) as (made, port):
         with socket.socket() as idle:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             idle.setblocking(False)
@@ -243,7 +243,9 @@ async def test_who_reads_nothing_holds_little_and_is_dropped(monkeypatch: pytest
                 seen = 0
                 async with asyncio.timeout(20):
                     while made.watchers == 2 or seen < 3:
-                        seen += (await watcher.next())[0] == "state"
+                        name, _ = await watcher.next()
+                        assert name != "end"
+                        seen += name == "state"
                 assert made.watchers == 1
 
 
