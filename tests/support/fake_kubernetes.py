@@ -104,8 +104,12 @@ class FakeKubernetes:
             for (k, n, _), item in self._objects.items()
             if (k, n) == (kind, namespace) and _fits(item, wanted)
         ]
+        first, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", len(items) + 1))
+        metadata = {"resourceVersion": str(self.version)}
+        if len(items) > first + limit:
+            metadata["continue"] = str(first + limit)
         return web.json_response(
-            {"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": items}
+            {"kind": "List", "metadata": metadata, "items": items[first : first + limit]}
         )
 
     async def _watch(

@@ -10,16 +10,17 @@ A pod that is being ended is draining: it takes nothing new and finishes what it
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 
 from stickyroute.clock import monotonic
 from stickyroute.errors import ConfigError
@@ -34,6 +35,8 @@ GRACE_S = 15
 """A watch that the server should have ended so long ago is on a dead connection."""
 SHORT_S = 1.0
 LIST_S = 30
+LIST_ITEMS = 100
+"""Objects in one answer. Pods take 10 to 50 KB each, and what is read at once holds up streams."""
 OBJECT_BYTES = 16 * 1024 * 1024
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -57,7 +60,8 @@ class KubernetesSource:
                 "discovery: kind kubernetes needs kubernetes-asyncio: pip install 'stickyroute[kubernetes]'"
             )
         self._entry = entry
-        self._objects: dict[str, _Object] = {}
+        # Of each object only what matters: pods are large, and change all the time in ways that do not.
+        self._found: dict[str, tuple[Place, ...]] = {}
         self._version = ""
         self._failures = 0
 
@@ -123,11 +127,18 @@ class KubernetesSource:
     # The two questions.
 
     async def _list(self, api: Any) -> None:
-        reply = await self._ask(api, _request_timeout=LIST_S)
-        async with reply:
-            answer = json.loads(await reply.read())
-        self._objects = {_name(item): item for item in answer.get("items") or ()}
-        self._version = (answer.get("metadata") or {}).get("resourceVersion") or ""
+        found: dict[str, tuple[Place, ...]] = {}
+        options: dict[str, Any] = {"limit": LIST_ITEMS, "_request_timeout": LIST_S}
+        while True:
+            reply = await self._ask(api, **options)
+            async with reply:
+                answer = orjson.loads(await reply.read())
+            found.update((_name(item), self._read(item)) for item in answer.get("items") or ())
+            metadata = answer.get("metadata") or {}
+            if not metadata.get("continue"):
+                break
+            options["_continue"] = metadata["continue"]
+        self._found, self._version = found, metadata.get("resourceVersion") or ""
 
     async def _watch(self, api: Any) -> AsyncIterator[_Object | None]:
         """The events, after None for a watch that has begun."""
@@ -147,7 +158,7 @@ class KubernetesSource:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     if line.strip():
-                        yield json.loads(line)
+                        yield orjson.loads(line)
                 if len(rest) > OBJECT_BYTES:
                     raise ValueError("an object is too large")
 
@@ -194,18 +205,21 @@ class KubernetesSource:
                 f"the watch ended: {item.get('message') or item.get('reason') or item.get('code')}"
             )
         self._version = (item.get("metadata") or {}).get("resourceVersion") or self._version
+        before = self._found.get(_name(item), ())
         if kind == "DELETED":
-            return self._objects.pop(_name(item), None) is not None
-        if kind in ("ADDED", "MODIFIED"):
-            self._objects[_name(item)] = item
-            return True
-        return False
+            self._found.pop(_name(item), None)
+            return bool(before)
+        if kind not in ("ADDED", "MODIFIED"):
+            return False
+        now = self._found[_name(item)] = self._read(item)
+        return now != before
+
+    def _read(self, item: _Object) -> tuple[Place, ...]:
+        return tuple((_of_slice if self._entry.service is not None else _of_pod)(item, self._entry.port))
 
     def _places(self) -> list[Place]:
-        entry = self._entry
-        read = _of_slices if entry.service is not None else _of_pods
         found: dict[str, Place] = {}
-        for place in read(self._objects.values(), entry.port):
+        for place in chain.from_iterable(self._found.values()):
             # Twice for a moment, when an endpoint moves from one slice to another: the one in service counts.
             if place.name not in found or found[place.name].draining:
                 found[place.name] = place
@@ -228,37 +242,32 @@ def _name(item: _Object) -> str:
     return str((item.get("metadata") or {}).get("name") or "")
 
 
-def _of_slices(slices: Iterable[_Object], port: int | str | None) -> Iterable[Place]:
-    for one in slices:
-        number = _port([(row.get("name"), row.get("port")) for row in one.get("ports") or ()], port)
-        for endpoint in one.get("endpoints") or ():
-            conditions = endpoint.get("conditions") or {}
-            addresses = endpoint.get("addresses") or ()
-            draining = bool(conditions.get("terminating"))
-            # A missing word means yes, says the API.
-            serves = conditions.get("serving") if draining else conditions.get("ready")
-            if number is None or not addresses or serves is False:
-                continue
-            named = (endpoint.get("targetRef") or {}).get("name") or endpoint.get("hostname")
-            yield Place(named or _authority(addresses[0], number), addresses[0], number, draining)
+def _of_slice(one: _Object, port: int | str | None) -> Iterable[Place]:
+    number = _port([(row.get("name"), row.get("port")) for row in one.get("ports") or ()], port)
+    for endpoint in one.get("endpoints") or ():
+        conditions = endpoint.get("conditions") or {}
+        addresses = endpoint.get("addresses") or ()
+        draining = bool(conditions.get("terminating"))
+        # A missing word means yes, says the API.
+        serves = conditions.get("serving") if draining else conditions.get("ready")
+        if number is None or not addresses or serves is False:
+            continue
+        named = (endpoint.get("targetRef") or {}).get("name") or endpoint.get("hostname")
+        yield Place(named or _authority(addresses[0], number), addresses[0], number, draining)
 
 
-def _of_pods(pods: Iterable[_Object], port: int | str | None) -> Iterable[Place]:
-    for pod in pods:
-        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-        address = status.get("podIP")
-        containers = (pod.get("spec") or {}).get("containers") or ()
-        ports = [
-            (row.get("name"), row.get("containerPort")) for c in containers for row in c.get("ports") or ()
-        ]
-        number = _port(ports, port)
-        draining = metadata.get("deletionTimestamp") is not None
-        ready = any(
-            row.get("type") == "Ready" and row.get("status") == "True"
-            for row in status.get("conditions") or ()
-        )
-        if address and number is not None and status.get("phase") == "Running" and (ready or draining):
-            yield Place(_name(pod), address, number, draining)
+def _of_pod(pod: _Object, port: int | str | None) -> Iterable[Place]:
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    address = status.get("podIP")
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    ports = [(row.get("name"), row.get("containerPort")) for c in containers for row in c.get("ports") or ()]
+    number = _port(ports, port)
+    draining = metadata.get("deletionTimestamp") is not None
+    ready = any(
+        row.get("type") == "Ready" and row.get("status") == "True" for row in status.get("conditions") or ()
+    )
+    if address and number is not None and status.get("phase") == "Running" and (ready or draining):
+        yield Place(_name(pod), address, number, draining)
 
 
 def _port(ports: Iterable[tuple[Any, Any]], wanted: int | str | None) -> int | None:

@@ -102,6 +102,25 @@ async def test_the_port_by_number_by_name_or_the_first(kubeconfig: Path) -> None
             await heard.tells()
 
 
+async def test_a_long_list_comes_in_parts_and_what_does_not_matter_is_not_told(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "LIST_ITEMS", 3)
+    async with fake_kubernetes(kubeconfig) as api:
+        for i in range(8):
+            api.put(PODS, pod(f"vllm-{i}", f"10.0.0.{i}"))
+        async with running(of_pods(kubeconfig)) as heard:
+            await heard.until(lambda: api.watches == 1 and heard.answers)
+            assert heard.last == [f"vllm-{i}=10.0.0.{i}:8000" for i in range(8)]
+            assert api.lists == 3
+            told = len(heard.answers)
+            for i in range(5):
+                api.put(PODS, pod("vllm-0", "10.0.0.0", labels={"seen": str(i)}))
+            api.put(PODS, pod("vllm-0", "10.0.0.99"))
+            await heard.until(lambda: heard.last[0] == "vllm-0=10.0.0.99:8000")
+            assert len(heard.answers) <= told + 2, "the one, and that the watch had begun"
+
+
 async def test_a_watch_goes_on_from_the_last_version_after_it_broke(kubeconfig: Path) -> None:
     async with fake_kubernetes(kubeconfig) as api:
         api.put(PODS, pod("vllm-0", "10.0.0.1"))
