@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import exp
 
 from stickyroute.defaults import BYTES_PER_TOKEN
-from stickyroute.fleet.learn import Line, Mean
+from stickyroute.fleet.learn import Line, Mean, toward
 from stickyroute.fleet.lease import Lease
 from stickyroute.fleet.tuning import Tuning
 from stickyroute.openai.usage import Usage
@@ -32,6 +32,9 @@ _STEP_S = 0.02  # one step of an engine, until first tokens tell
 _DECODE_STEP_S = 1e-4  # what a running sequence adds to a step, until pauses between tokens tell
 _ANSWER_TOKENS = 200.0
 _RATE_UNIT_TOKENS = 2000.0
+_DOUBT = 3.0  # standard errors within which a backend is as fast as the others; see docs/adr/0007
+_COMMON_DECAY = 0.998  # of the line through everybody's points: about the last 500
+_REACH = 2.0  # capacities for which a block is looked for where it was; see docs/adr/0007
 _DECODE_UNIT = 8.0  # sequences
 _MEMORY_S = 20.0  # how far back arrivals are counted
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
@@ -54,13 +57,14 @@ class Books:
             array("q", [0] * count),
             capacity,
             token_s,
-            Index(tuning.index_entries, capacity),
+            Index(tuning.index_entries, capacity, _REACH),
             Kappa(tuning.kappa),
         )
         self._waiting: list[dict[Lease, None]] = [{} for _ in range(count)]  # in the order of dispatch
         self._since_s = [0.0] * count  # when the head of the queue came to be the head
         self._owed = [0.0] * count  # tokens of all that wait
         self._rate = [self._new_rate() for _ in range(count)]
+        self._common = Line(_STEP_S, token_s, _RATE_UNIT_TOKENS, decay=_COMMON_DECAY)
         self._decode = Line(2 * _STEP_S, _DECODE_STEP_S, _DECODE_UNIT)
         self._answer = Mean(_ANSWER_TOKENS)
         self._counted_s = 0.0
@@ -110,7 +114,7 @@ class Books:
         return (
             (loads.in_flight_tokens, 0.0),
             (loads.backlog_tokens, 0.0),
-            (loads.token_s, 1.0 / tuning.prefill_tokens_s),
+            (loads.token_s, self._common.slope),
             (loads.capacity_tokens, tuning.kv_tokens),
             (loads.trust, 1.0),
             (loads.kv_used, 0.0),
@@ -196,7 +200,8 @@ class Books:
         rate = self._rate[slot]
         if lease.learns:
             rate.add(lease.ahead_tokens + lease.missing_tokens, ttft_s)
-            loads.token_s[slot] = rate.slope
+            self._common.add(lease.ahead_tokens + lease.missing_tokens, ttft_s)
+            loads.token_s[slot] = toward(rate.slope, self._common.slope, _DOUBT * rate.error)
             loads.step_s += 0.02 * (rate.base - loads.step_s)
         loads.kappa.record(ttft_s, rate.base + lease.missing_tokens * rate.slope)
 

@@ -5,8 +5,11 @@ Owns the robust running fit. Knows neither backends nor requests.
 
 from __future__ import annotations
 
-__all__ = ["Line", "Mean"]
+from math import sqrt
 
+__all__ = ["Line", "Mean", "toward"]
+
+_DEVIATION = 1.25  # standard deviations in a mean absolute one, of a normal distribution
 _SPREAD_LIMIT = 3.0  # residuals past so many times the mean one count as if they were that large
 
 
@@ -16,16 +19,20 @@ class Line:
     `base` and `slope` are where it begins. `unit` is a distance in x over which a slope can be told: while the
     points lie closer together the slope stays as it was. The slope is never negative, nor more than `limit`
     times off its start. A point far off the line pulls no more than one at three mean residuals (Huber), so
-    that a request that was stuck for other reasons doesn't count for hundreds.
+    that a request that was stuck for other reasons doesn't count for hundreds. `error` is the standard error of the
+    slope.
     """
 
-    __slots__ = ("_bounds", "_count", "_decay", "_miss", "_ridge", "_x", "_xx", "_xy", "_y", "base", "slope")
+    __slots__ = (
+        "_bounds", "_count", "_decay", "_miss", "_ridge", "_x", "_xx", "_xy", "_y", "base", "error", "slope",
+    )  # fmt: skip
 
     def __init__(
         self, base: float, slope: float, unit: float, limit: float = 20.0, decay: float = 0.99
     ) -> None:
         self.base = base
         self.slope = slope
+        self.error = slope
         self._bounds = slope / limit, slope * limit
         self._decay = decay
         self._ridge = unit * unit
@@ -54,6 +61,14 @@ class Line:
         low, high = self._bounds
         self.slope = min(high, max(low, slope))
         self.base = max(0.0, mean_y - self.slope * mean_x)
+        self.error = _DEVIATION * self._miss / sqrt(spread + self._ridge)
+
+
+def toward(slope: float, common: float, doubt: float) -> float:
+    """A slope of one's own as far as it is beyond doubt (James and Stein's estimate): the common one up to `doubt`
+    away from it, and nearly its own far beyond."""
+    off = slope - common
+    return common + off * (1.0 - (doubt / off) ** 2) if abs(off) > doubt else common
 
 
 class Mean:

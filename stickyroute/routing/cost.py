@@ -7,7 +7,7 @@
                empty again, which are (backlog + recompute) x arrivals / (1 - busy); or kappa x recompute
                where kappa is fixed
     decode     requests in flight there x what each adds to an answer
-    guard      the wait for KV room, once what is in flight would take more than the whole cache
+    stall      recompute x requests in flight there x the part that their pause counts: a prompt stops who decodes
 
 All are divided by the backend's weight over the mean weight. Owns the formula, and how a request's size and
 what is held of it become tokens. Reads the fleet's figures and changes nothing.
@@ -22,11 +22,12 @@ from stickyroute.routing.keys import RequestKeys
 from stickyroute.routing.loads import Loads
 from stickyroute.routing.view import FleetView
 
-__all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "guard_s", "missing_tokens", "prompt_tokens", "terms"]
+__all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "missing_tokens", "prompt_tokens", "terms"]
 
 KV_HIGH_WATER = 0.8
 """Above this share of its cache in use an engine's first tokens tell of its cache and no more of its speed."""
 
+_STALL_SHARE = 0.03  # of a pause between tokens, as a part of time to first token; see docs/adr/0007
 _BUSY_LIMIT = 0.9  # at saturation every queue would count as endless
 
 
@@ -37,12 +38,12 @@ class Terms(NamedTuple):
     recompute_s: float
     again_s: float
     decode_s: float
-    guard_s: float
+    stall_s: float
 
     @property
     def cost_s(self) -> float:
         """The sum."""
-        return self.backlog_s + self.recompute_s + self.again_s + self.decode_s + self.guard_s
+        return self.backlog_s + self.recompute_s + self.again_s + self.decode_s + self.stall_s
 
 
 def prompt_tokens(keys: RequestKeys, view: FleetView) -> float:
@@ -111,16 +112,11 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
     if missing is None:
         missing = [tokens] * len(token_s)
     costs = [
-        # backlog + recompute x (1 + flat + behind x (backlog + recompute)), in seconds
-        each_s * (ahead + own * (flat + behind * each_s * (ahead + own))) + count * decode_s
+        # backlog + recompute x (flat + stall x in flight + behind x (backlog + recompute)), in seconds
+        each_s * (ahead + own * (flat + _STALL_SHARE * count + behind * each_s * (ahead + own)))
+        + count * decode_s
         for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
     ]
-    used = read(loads.kv_used)
-    if used and max(used) + tokens * max(loads.kv_per_token) > 1.0:
-        costs = [
-            cost_s + guard_s(share + tokens * each, loads.stay_s)
-            for cost_s, share, each in zip(costs, used, read(loads.kv_per_token), strict=True)
-        ]
     if view.even:
         return costs
     return [cost_s / weight for cost_s, weight in zip(costs, view.relative_weights, strict=True)]
@@ -131,14 +127,13 @@ def terms(view: FleetView, member: int, tokens: float, missing: float) -> Terms:
     loads, slot, relative = view.loads, view.slots[member], view.relative_weights[member]
     recompute_s = missing * loads.token_s[slot]
     backlog_s = loads.backlog_tokens[slot] * loads.token_s[slot]
-    used = loads.kv_used[slot] + tokens * loads.kv_per_token[slot]
     flat, behind = _prices(loads)
     return Terms(
         backlog_s / relative,
         recompute_s / relative,
         recompute_s * (flat - 1.0 + behind * (backlog_s + recompute_s)) / relative,
         loads.in_flight[slot] * loads.decode_s / relative,
-        guard_s(used, loads.stay_s) / relative,
+        recompute_s * _STALL_SHARE * loads.in_flight[slot] / relative,
     )
 
 
@@ -148,11 +143,3 @@ def _prices(loads: Loads) -> tuple[float, float]:
     if fixed is not None:
         return 1.0 + fixed, 0.0
     return 1.0, loads.arrivals_s / (1.0 - min(_BUSY_LIMIT, loads.busy))
-
-
-def guard_s(used: float, stay_s: float) -> float:
-    """The wait for room when the share `used` of a cache is wanted, this request counted: 0 while all fits.
-
-    Room comes back as requests end, the whole of it once in `stay_s`, the mean time in flight.
-    """
-    return (used - 1.0) * stay_s if used > 1.0 else 0.0

@@ -43,15 +43,16 @@ class Index:
     """A table of at least `entries` rows for `capacity_tokens` (KV cache of each backend, by slot).
 
     `entries` is rounded up to a power of two; a row takes 46 bytes, and about 64 more for its part of the lines where
-    there are more than four backends. `grow` adds slots; `clear` empties one that another backend has now.
+    there are more than four backends. `grow` adds slots; `clear` empties one that another backend has now. A
+    block is held for `reach` times the capacity: what is let go too early is copied, and the copy displaces others.
     """
 
     __slots__ = (
-        "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_forks", "_holders", "_keys", "_reach",
-        "_rows_used", "_tails", "_tick", "_touched",
+        "_base_reach", "_bucket_mask", "_capacity", "_clocks", "_count", "_floors", "_forks", "_holders", "_keys",
+        "_reach", "_rows_used", "_tails", "_tick", "_touched",
     )  # fmt: skip
 
-    def __init__(self, entries: int, capacity_tokens: Sequence[float]) -> None:
+    def __init__(self, entries: int, capacity_tokens: Sequence[float], reach: float = 1.0) -> None:
         if entries < 1 or any(tokens <= 0 for tokens in capacity_tokens):
             raise ValueError("entries and capacities must be positive")
         buckets = 1
@@ -64,6 +65,7 @@ class Index:
         self._tails = array("Q", bytes(8 * rows))  # owner, slot, tokens; 0 is none
         self._forks = array("H", bytes(2 * rows))  # of a first block: after how many the last chain split
         self._capacity: list[float] = []
+        self._base_reach = reach
         self._reach: list[float] = []  # how far back a clock holds, as a multiple of the capacity
         self._clocks: list[float] = []
         self._floors: list[int] = []
@@ -102,7 +104,7 @@ class Index:
         for _ in range(self._count, count):
             capacity = capacity_tokens / _UNIT_TOKENS
             self._capacity.append(capacity)
-            self._reach.append(1.0)
+            self._reach.append(self._base_reach)
             # A clock starts past zero, so that a stamp of 0, never touched, is below every floor.
             self._clocks.append(capacity + 1.0)
             self._floors.append(1)
@@ -275,7 +277,7 @@ class Index:
     def follow(self, slot: int, followed: bool) -> None:
         """Whether the backend tells what it evicts (`forget`). Then age says little: blocks others asked for
         are younger than we know, so they are let go at twice the age."""
-        reach = 2.0 if followed else 1.0
+        reach = max(2.0, self._base_reach) if followed else self._base_reach
         if reach != self._reach[slot]:
             self._reach[slot] = reach
             self._advance(slot, 0.0)

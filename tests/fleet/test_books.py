@@ -188,6 +188,21 @@ def test_the_rate_of_each_backend_is_learned_from_first_tokens() -> None:
     assert two.loads.kappa.value == pytest.approx(0.0, abs=0.1), "nobody ever waited"
 
 
+def test_equal_backends_are_as_fast_as_each_other_whatever_noise_says() -> None:
+    """So that a fleet at rest is the ring: a learned difference of some percent would send users to the better one."""
+    four = fleet(4)
+    rand, now_s = random.Random(3), 0.0
+    for number in range(400):
+        now_s += 1.0
+        tokens = rand.randrange(200, 4000)
+        held = lease(four, number % 4, prompt(f"{number}-", tokens), now_s)
+        held.first_token(now_s + 0.02 + tokens / 20_000 * (0.8 + 0.4 * rand.random()))
+        held.release(now_s + 0.5)
+    speeds = list(four.loads.token_s)
+    assert max(speeds) <= 1.02 * min(speeds)
+    assert speeds[0] == pytest.approx(1 / 20_000, rel=0.1)
+
+
 def test_kappa_rises_when_requests_queue() -> None:
     one = fleet(1)
     for burst in range(100):

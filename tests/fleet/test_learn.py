@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stickyroute.fleet.learn import Line, Mean
+from stickyroute.fleet.learn import Line, Mean, toward
 
 
 def line() -> Line:
@@ -77,3 +77,26 @@ def test_a_mean_goes_a_part_of_the_way() -> None:
     mean = Mean(10.0, 0.5)
     mean.add(20.0)
     assert mean.value == 15.0
+
+
+def test_a_difference_within_doubt_is_none() -> None:
+    assert toward(1.09, 1.0, 0.1) == toward(0.91, 1.0, 0.1) == 1.0
+
+
+@pytest.mark.parametrize("own", [0.5, 2.0, 4.0])
+def test_a_difference_far_beyond_doubt_counts_nearly_whole(own: float) -> None:
+    assert toward(own, 1.0, 0.05) == pytest.approx(own, rel=0.02)
+
+
+@given(own=st.floats(0.01, 10), common=st.floats(0.01, 10), doubt=st.floats(0, 10))
+def test_what_is_believed_lies_between_ones_own_and_the_common(
+    own: float, common: float, doubt: float
+) -> None:
+    assert min(own, common) - 1e-9 <= toward(own, common, doubt) <= max(own, common) + 1e-9
+
+
+def test_the_error_falls_with_what_is_seen() -> None:
+    fit = line()
+    before = fit.error
+    feed(fit, 100, 0.02, 1 / 20_000, noise=0.2)
+    assert fit.error < before / 4

@@ -100,12 +100,12 @@ def test_decoding_sequences_count() -> None:
     assert choose(view, NO_KEY) == (1, "no_key")
 
 
-def test_a_full_kv_cache_is_left_alone() -> None:
-    view = pool([1] * 3)
-    home = view.ring.home(9)
-    view.loads.stay_s = 10.0
-    view.loads.kv_used[home] = 1.1
-    assert choose(view, prompt(1, 2)).slot != home
+def test_a_prompt_is_computed_where_it_stops_the_fewest() -> None:
+    """Where a request in flight counts nothing by itself, it still counts for work that would pause it."""
+    view = pool([1, 1], loads=[20, 0])
+    view.loads.decode_s = 0.0
+    for key in spread(20):
+        assert choose(view, prompt(1, 2, key=key)).slot == 1
 
 
 def test_load_that_is_not_known_is_no_reason_to_come_or_to_stay_away() -> None:
