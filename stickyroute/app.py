@@ -108,7 +108,7 @@ class App:
             frozenset(settings.cors.allow_origins),
         )
         router = Router(build_policy(settings), random.Random())
-        fleet_watch = FleetWatch(self.fleet, settings)
+        fleet_watch = FleetWatch(self.fleet, settings, targets.contexts)
         self._watches = watches = Watches(self.fleet, settings, router, fleet_watch)
         affinity = build_affinity(settings, router.needs)
         self._proxy = proxy = Proxy(

@@ -35,7 +35,7 @@ from stickyroute.routing.affinity import AffinityRule, build_affinity
 from stickyroute.routing.policies import build_policy
 from stickyroute.routing.router import Router
 from stickyroute.settings import Settings, effective_yaml, load_settings, load_text
-from stickyroute.watch.discovery import DiscoveryWatch, Found
+from stickyroute.watch.discovery import DiscoveryWatch, Found, load_packages
 
 __all__ = ["Live", "Origin", "Parts"]
 
@@ -153,7 +153,7 @@ class Live:
             plan = await self._plan(parts, specs)
             preview = Preview(plan)
             try:
-                contexts = parts.targets.prepare(specs)
+                contexts = await asyncio.to_thread(parts.targets.prepare, specs)
             except ConfigError as error:
                 log.error("discovery: %s", error.message)
                 return
@@ -214,12 +214,14 @@ class Live:
     async def _apply(self, settings: Settings, source: str, overruled: tuple[str, ...] = ()) -> Preview:
         parts = self._here()
         new = in_force(self.settings, settings)
+        if new.discovery != self.settings.discovery:
+            await asyncio.to_thread(load_packages, new.discovery)
         discovery = parts.discovery.prepare(new.discovery)
         router = Router(build_policy(new), random.Random())
         routes = RouteTable(new.extra_routes)
         affinity = build_affinity(new, router.needs, parts.affinity)
         specs, draining = _sum(new, discovery.found, parts.fleet)
-        contexts = parts.targets.prepare(specs)
+        contexts = await asyncio.to_thread(parts.targets.prepare, specs)
         plan = await self._plan(parts, specs)
         preview = Preview(plan, changes(self.settings, settings), overruled)
         summary = preview.words()

@@ -7,8 +7,7 @@ there end as if nothing had happened, then the connections go.
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from stickyroute.fleet import Backend, BackendSpec
 from stickyroute.http.limits import Limits
@@ -16,37 +15,36 @@ from stickyroute.http.pool import BackendPool
 from stickyroute.http.sweeper import Sweeper
 from stickyroute.live.build import backend_tls
 from stickyroute.proxy import Target
+from stickyroute.watch.ask import Contexts
 
 __all__ = ["Targets"]
 
-Contexts = Mapping[tuple[str | None, bool], ssl.SSLContext]
-"""TLS towards backends by what decides about it. Each takes 40 ms of CPU to make, so hundreds share one."""
-
 
 class Targets:
-    """`by_slot` is what the proxy reads; it is the same list for the life of the process."""
+    """`by_slot` is what the proxy reads; it is the same list for the life of the process. `contexts` may be shared
+    with whoever else speaks TLS to backends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, sweeper: Sweeper) -> None:
         self._loop = loop
         self._limits = limits
         self._sweeper = sweeper
         self._specs: dict[int, BackendSpec] = {}
-        self._contexts: dict[tuple[str | None, bool], ssl.SSLContext] = {}
+        self.contexts: Contexts = {}
         self._leaving: list[BackendPool] = []
         self.by_slot: list[Target] = []
 
     def prepare(self, specs: Iterable[BackendSpec]) -> Contexts:
         """What TLS towards `specs` needs beyond what there is. Raises ConfigError; nothing has changed yet."""
-        made: dict[tuple[str | None, bool], ssl.SSLContext] = {}
+        made: Contexts = {}
         for spec in specs:
             key = (spec.ca, spec.tls_verify)
-            if spec.scheme == "https" and key not in self._contexts and key not in made:
+            if spec.scheme == "https" and key not in self.contexts and key not in made:
                 made[key] = backend_tls(spec)
         return made
 
     def put(self, backends: Iterable[Backend], contexts: Contexts) -> None:
         """These are in their slots from now on, added or changed; `contexts` is what `prepare` made for them."""
-        self._contexts.update(contexts)
+        self.contexts.update(contexts)
         for backend in backends:
             slot, spec = backend.slot, backend.spec
             before = self._specs.get(slot)
@@ -57,7 +55,7 @@ class Targets:
             else:
                 if before is not None:
                     self._retire(slot)
-                tls = self._contexts[spec.ca, spec.tls_verify] if spec.scheme == "https" else None
+                tls = self.contexts[spec.ca, spec.tls_verify] if spec.scheme == "https" else None
                 pool = BackendPool(self._loop, spec.name, spec.host, spec.port, tls, self._limits)
                 self._sweeper.add(pool)
             self._specs[slot] = spec

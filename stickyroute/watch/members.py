@@ -31,11 +31,14 @@ def _way(spec: BackendSpec) -> _Way:
 
 
 class Askers:
-    """The way to each member, shared by the watches: what one of them left open the next may use."""
+    """The way to each member, shared by the watches: what one of them left open the next may use.
 
-    def __init__(self) -> None:
+    `contexts` are shared with whoever else speaks TLS to the members.
+    """
+
+    def __init__(self, contexts: Contexts | None = None) -> None:
         self._by_way: dict[_Way, Asker] = {}
-        self._contexts: Contexts = {}
+        self._contexts: Contexts = {} if contexts is None else contexts
 
     def of(self, spec: BackendSpec) -> Asker:
         """Raises ConfigError for an unreadable CA file."""

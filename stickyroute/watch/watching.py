@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from stickyroute.fleet import Backend, Fleet
 from stickyroute.settings import Settings
+from stickyroute.watch.ask import Contexts
 from stickyroute.watch.clock import FleetClock
 from stickyroute.watch.members import Askers
 from stickyroute.watch.models import ModelsWatch
@@ -26,11 +27,11 @@ class FleetWatch:
     ConfigError for an unreadable CA file.
     """
 
-    def __init__(self, fleet: Fleet, settings: Settings) -> None:
+    def __init__(self, fleet: Fleet, settings: Settings, contexts: Contexts | None = None) -> None:
         self._fleet = fleet
         self.answered_s: Mapping[int, float] = {}
         self._heard_s: dict[int, float] = {}
-        self._askers = askers = Askers()
+        self._askers = askers = Askers(contexts)
         self._clock = clock = FleetClock(fleet)
         self.models = ModelsWatch(
             fleet,

@@ -6,6 +6,6 @@ Nothing here touches the fleet.
 """
 
 from stickyroute.watch.discovery.places import Found, Place
-from stickyroute.watch.discovery.watch import DiscoveryWatch
+from stickyroute.watch.discovery.watch import DiscoveryWatch, load_packages
 
-__all__ = ["DiscoveryWatch", "Found", "Place"]
+__all__ = ["DiscoveryWatch", "Found", "Place", "load_packages"]
