@@ -117,8 +117,3 @@ def test_sighup_reads_the_file_again_and_a_mistake_in_it_stops_nothing(tmp_path:
         proxy.said(r"configuration from .* refused, 2 stays in force:")
         assert status(admin, "/healthz") == 200
         assert proxy.stop() == 0
-    with Running([*SERVE, "--listen", "127.0.0.1:0"]) as proxy:
-        proxy.said(LISTENING)
-        proxy.process.send_signal(signal.SIGHUP)
-        proxy.said("SIGHUP: there is no configuration file to read")
-        assert proxy.stop() == 0

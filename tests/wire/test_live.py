@@ -245,6 +245,13 @@ async def test_a_reload_can_be_asked_for_and_the_file_left_alone(tmp_path: Path)
             assert [one.name for one in proxy.app.fleet.backends] == ["a", "b"]
 
 
+async def test_without_a_file_there_is_nothing_to_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        assert not await proxy.app.live.reload("SIGHUP")
+        assert "SIGHUP: there is no configuration file to read; use PUT /config" in caplog.text
+        assert (await config(proxy))["last_error"] is None
+
+
 async def test_the_effective_configuration_shows_no_secret_and_may_be_sent_back() -> None:
     async with (
         fakes() as fake,
