@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stickyroute.benchmark.knee import Knee, at_knees, find_knee
-from stickyroute.benchmark.replay import Replay
+from stickyroute.benchmark.omniscient import Omniscient
+from stickyroute.benchmark.prompts import Prompt
+from stickyroute.benchmark.replay import YARDSTICKS, Replay
 from stickyroute.benchmark.results import Summary, median_of, summarize
 from stickyroute.benchmark.scenario import Case, Scenario, load_scenario
 from stickyroute.benchmark.workloads import make_workload
-from stickyroute.fleet import Tuning
+from stickyroute.benchmark.workloads.base import Request
+from stickyroute.fleet import Lease, Tuning
 from stickyroute.routing.cost import missing_tokens, prompt_tokens
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import RequestKeys
@@ -26,6 +29,9 @@ from stickyroute.routing.policies import POLICIES
 from stickyroute.routing.policies.base import Rand
 from stickyroute.routing.policies.sticky import Sticky
 from stickyroute.routing.view import FleetView
+from stickyroute.simulator.engine import Engine
+from stickyroute.simulator.profiles import Profile
+from stickyroute.simulator.scheduler import Sequence as EngineSequence
 
 
 class Stay(Sticky):
@@ -73,6 +79,53 @@ class Measured(Sticky):
         return decision
 
 
+class _Unanswered:
+    """A request whose answer is as long as the mean."""
+
+    __slots__ = ("output_tokens", "prompt_tokens", "reply")
+
+    def __init__(self, request: Request, output_tokens: int) -> None:
+        self.reply: Prompt = request.reply
+        self.prompt_tokens = request.prompt_tokens
+        self.output_tokens = output_tokens
+
+
+class Unanswered(Omniscient):
+    """The omniscient router without the one thing that no router can know: how long an answer will be. It takes the
+    mean of those so far, for the request and for those that run."""
+
+    name = "omniscient without answers"
+
+    def __init__(self, engines: Sequence[Engine], profile: Profile) -> None:
+        super().__init__(engines, profile)
+        self._answers, self._answer_tokens = 1, 200
+
+    def choose(self, request: Request, now_s: float) -> tuple[int, str, Lease | None]:
+        return super().choose(_Unanswered(request, self._mean), now_s)  # type: ignore[arg-type]
+
+    def placed(self, slot: int, sequence: EngineSequence) -> None:
+        real = sequence.output_tokens
+        self._answers += 1
+        self._answer_tokens += real
+        sequence.output_tokens = self._mean
+        super().placed(slot, sequence)
+        sequence.output_tokens = real
+
+    @property
+    def _mean(self) -> int:
+        return self._answer_tokens // self._answers
+
+    def _room_s(self, engine: Engine, tokens: int, step_s: float) -> float:
+        cache = engine.cache
+        short = tokens - cache.free_blocks * cache.block_size
+        places = engine.waiting + 1 - (self._profile.sequences - engine.running)
+        if short <= 0 and places <= 0:
+            return 0.0
+        running = max(1, engine.running)
+        leaving = max(places, -(-short // max(1, cache.used_tokens // running)))
+        return leaving / running * self._mean * step_s
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A policy, and the kappa it is given (None: none is fixed)."""
@@ -92,6 +145,7 @@ WAYS = (
     Way("stay 2 s", "stay", 0.0),
     Way("least_tokens", "least_tokens"),
     Way("omniscient", "omniscient"),
+    Way("without answers", Unanswered.name),
 )
 
 
@@ -106,6 +160,7 @@ def main() -> int:
     arguments.add_argument("--seeds", type=int, help="default: the scenario's")
     arguments.add_argument("--own", action="store_true", help="at the workloads' own loads, without any knee")
     flags = arguments.parse_args()
+    YARDSTICKS[Unanswered.name] = Unanswered
     POLICIES[Stay.name] = Stay
     POLICIES[Measured.name] = Measured
     scenario = load_scenario(flags.scenario)

@@ -33,6 +33,9 @@ from stickyroute.simulator.scheduler import Sequence as EngineSequence
 
 OMNISCIENT: Final = "omniscient"
 
+YARDSTICKS: Final[dict[str, type[Omniscient]]] = {OMNISCIENT: Omniscient}
+"""Routers that cannot exist, by name; an experiment may add one."""
+
 
 class Chooser(Protocol):
     """Picks an engine for a request at a moment."""
@@ -122,8 +125,8 @@ class Replay:
         self._choosers: list[Chooser] = []
         self._replicas: list[Replica] = []
         for number in range(replicas):
-            if policy == OMNISCIENT:
-                self._choosers.append(Omniscient(self._engines, spec.profile))
+            if policy in YARDSTICKS:
+                self._choosers.append(YARDSTICKS[policy](self._engines, spec.profile))
             else:
                 rand = Random(f"router {seed} {number}")
                 made = make_policy(policy, defaults.BOUNDED_RING_LOAD_FACTOR, defaults.BOUNDED_RING_FLOOR)
