@@ -36,6 +36,8 @@ _DOUBT = 3.0  # standard errors within which a backend is as fast as the others;
 _COMMON_DECAY = 0.998  # of the line through everybody's points: about the last 500
 _REACH = 2.0  # capacities for which a block is looked for where it was; see docs/adr/0007
 _DECODE_UNIT = 8.0  # sequences
+_MANY = 64  # backends: to look at all for each request would be most of what it costs
+_SETTLE_S = 0.002
 _MEMORY_S = 20.0  # how far back arrivals are counted
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0006
@@ -68,6 +70,7 @@ class Books:
         self._decode = Line(2 * _STEP_S, _DECODE_STEP_S, _DECODE_UNIT)
         self._answer = Mean(_ANSWER_TOKENS)
         self._counted_s = 0.0
+        self._settled_s = -1.0
         self._stay = Mean(0.0, 0.02)
         self._block = [1] * count  # tokens in a block of the engine's, until its metrics tell
         self._told: dict[tuple[int, ...], int] = {}  # by pool: prompts whose length in tokens was told
@@ -258,7 +261,11 @@ class Books:
     # As time passes.
 
     def settle(self, now_s: float) -> None:
-        """Bring every backlog up to `now_s`."""
+        """Bring every backlog up to `now_s`; where there are very many, to two milliseconds ago at the earliest."""
+        if len(self._waiting) > _MANY:
+            if 0.0 <= now_s - self._settled_s < _SETTLE_S:
+                return
+            self._settled_s = now_s
         backlog, token_s = self.loads.backlog_tokens, self.loads.token_s
         for slot, waiting in enumerate(self._waiting):
             if waiting:

@@ -382,3 +382,15 @@ def test_how_full_it_will_be_is_predicted_between_two_looks() -> None:
     for number in range(20):
         lease(two, 0, prompt(f"more {number} ", 1000), 2.0)
     assert two.loads.kv_used[0] == pytest.approx(0.8)
+
+
+def test_a_very_large_fleet_is_settled_every_two_milliseconds() -> None:
+    many = Fleet([spec(f"b{number}") for number in range(100)], 8, TUNING)
+    keys = RequestKeys(1, "header", prompt_bytes=40_000)
+    many.lease(7, keys, 1.0, many.pool(None))
+    many.settle(1.1)
+    before = many.loads.backlog_tokens[7]
+    many.settle(1.1015)
+    assert many.loads.backlog_tokens[7] == before
+    many.settle(1.1025)
+    assert many.loads.backlog_tokens[7] < before
