@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.kappa.__main__ import WAYS, Measured, Stay, main
+from bench.kappa.__main__ import WAYS, Measured, Stay, Unanswered, main
+from bench.kappa.thrash import hits, recovery_s
+from stickyroute.benchmark.replay import YARDSTICKS
+from stickyroute.benchmark.results import Row
 from stickyroute.benchmark.scenario import load_scenario
 from stickyroute.routing.policies import POLICIES
 
@@ -26,6 +29,7 @@ def test_every_way_is_run_and_told(
     (tmp_path / "small.yaml").write_text(SMALL)
     for policy in (Stay, Measured):
         monkeypatch.setitem(POLICIES, policy.name, policy)  # so that they are gone again afterwards
+    monkeypatch.setitem(YARDSTICKS, Unanswered.name, Unanswered)
     monkeypatch.setattr(sys, "argv", ["kappa", str(tmp_path / "small.yaml"), "--own", "--seeds", "1"])
     assert main() == 0
     out = capsys.readouterr().out
@@ -37,3 +41,21 @@ def test_its_scenario_names_workloads_that_exist() -> None:
     scenario = load_scenario(ROOT / "bench" / "scenarios" / "kappa.yaml")
     assert scenario.knee == "sticky"
     assert len(scenario.cases) == 14
+
+
+def row(at_s: float, cached: int) -> Row:
+    return Row(at_s, 100, cached, 10, 0.5, 1.0)
+
+
+def test_hits_are_of_what_arrived_in_between() -> None:
+    rows = [row(0.0, 0), row(10.0, 50), row(20.0, 100)]
+    assert hits(rows, 10.0, 20.0) == (0.5, 0.5)
+    assert hits(rows, 30.0, 40.0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("cached", "back"), [((90, 90, 90), 0.0), ((10, 90, 90), 20.0), ((90, 90, 10), None)]
+)
+def test_it_is_back_when_it_stays_back(cached: tuple[int, ...], back: float | None) -> None:
+    rows = [row(100.0 + 20.0 * number, tokens) for number, tokens in enumerate(cached)]
+    assert recovery_s(rows, 0.9, 100.0, 160.0) == back
