@@ -21,10 +21,13 @@ from collections import deque
 from functools import lru_cache
 from pathlib import Path
 from time import gmtime, strftime, time
+from typing import Final
+
+import orjson
 
 from stickyroute.errors import ConfigError
 
-__all__ = ["AccessLog"]
+__all__ = ["AccessLog", "Line"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 
 _Text = str | bytes | None
 # fmt: off
-_Line = tuple[
+Line = tuple[
     float, _Text, _Text, _Text, _Text, _Text, _Text, int | None, _Text, _Text, _Text,
     int, int, float | None, float, int, int, int | None, int | None, float | None, int | None, _Text,
 ]
@@ -56,6 +59,8 @@ FIELDS = (
     "attempts", "status", "ttft_s", "duration_s", "bytes_in", "bytes_out", "prompt_tokens", "cached_tokens",
     "expected_tokens", "answer_tokens", "end",
 )  # fmt: skip
+_STATUS: Final = 12  # the places of two of them
+_END: Final = 21
 
 
 class AccessLog:
@@ -75,7 +80,7 @@ class AccessLog:
         self._fd = STDOUT if path is None else _open(path)
         self._sample = sample
         self._due = 0.0  # lines of requests that went well, less those written
-        self._lines: deque[_Line] = deque()
+        self._lines: deque[Line] = deque()
         self._some = threading.Event()
         self._many = threading.Event()
         self._closing = False
@@ -118,7 +123,15 @@ class AccessLog:
         `key_source` is the rule's name of the source (`header:x-session-id`), never the value found there. Of the
         prompt's tokens `cached_tokens` were cached and `expected_tokens` believed to be; None is unknown.
         """
-        if self._sample < 1.0 and status < 400 and end == "complete":
+        self.add((
+            time(), request_id, peer, method, route, model, pool, key, key_source, backend, reason,
+            attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
+            expected_tokens, answer_tokens, end,
+        ))  # fmt: skip
+
+    def add(self, line: Line) -> None:
+        """The same, with everything in its place and Unix time first: for who writes a line each request."""
+        if self._sample < 1.0 and line[_STATUS] < 400 and line[_END] == "complete":
             self._due += self._sample
             if self._due < 1.0:
                 return
@@ -128,11 +141,7 @@ class AccessLog:
         if waiting >= MAX_WAITING_LINES:
             self.dropped += 1
             return
-        lines.append((
-            time(), request_id, peer, method, route, model, pool, key, key_source, backend, reason,
-            attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
-            expected_tokens, answer_tokens, end,
-        ))  # fmt: skip
+        lines.append(line)
         # Append first, look second; the thread clears first and takes second. So no line misses its wake-up.
         if not self._some.is_set():
             self._some.set()
@@ -197,7 +206,52 @@ class AccessLog:
 # The thread's part. What most lines have in common is written once: a line costs its CPU at the data plane's expense.
 
 
-def _as_json(line: _Line) -> str:
+def _as_json(line: Line) -> str:
+    (
+        ts, request_id, peer, method, route, model, pool, key, key_source, backend, reason,
+        attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
+        expected_tokens, answer_tokens, end,
+    ) = line  # fmt: skip
+    short = model is None or len(model) <= MAX_TEXT
+    if short and type(request_id) is bytes and type(method) is bytes and len(request_id) <= MAX_TEXT:
+        try:
+            out = orjson.dumps(
+                {
+                    "ts": _time(ts),
+                    "request_id": request_id.decode("latin-1") or None,
+                    "peer": peer or None,
+                    "method": method.decode("latin-1") or None,
+                    "route": route or None,
+                    "model": model or None,
+                    "pool": pool or None,
+                    "key": None if key is None else f"{key:016x}",
+                    "key_source": key_source or None,
+                    "backend": backend or None,
+                    "reason": reason or None,
+                    "attempts": attempts,
+                    "status": status,
+                    "ttft_s": None if ttft_s is None else round(ttft_s, 6),
+                    "duration_s": round(duration_s, 6),
+                    "bytes_in": bytes_in,
+                    "bytes_out": bytes_out,
+                    "prompt_tokens": prompt_tokens,
+                    "cached_tokens": cached_tokens,
+                    "expected_tokens": None if expected_tokens is None else round(expected_tokens),
+                    "answer_tokens": answer_tokens,
+                    "end": end,
+                },
+                option=orjson.OPT_APPEND_NEWLINE,
+            )
+        except TypeError:  # a lone surrogate, or bytes where text is usual
+            return _odd_as_json(line)
+        # orjson leaves DEL, C1 controls and line separators as they are: terminals and log readers act on them.
+        if out.isascii() and b"\x7f" not in out:
+            return out.decode()
+    return _odd_as_json(line)
+
+
+def _odd_as_json(line: Line) -> str:
+    """The same for whatever a client may have put in it."""
     (
         ts, request_id, peer, method, route, model, pool, key, key_source, backend, reason,
         attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
@@ -214,7 +268,7 @@ def _as_json(line: _Line) -> str:
     )  # fmt: skip
 
 
-def _as_text(line: _Line) -> str:
+def _as_text(line: Line) -> str:
     (
         ts, request_id, peer, method, route, model, pool, key, key_source, backend, reason,
         attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,

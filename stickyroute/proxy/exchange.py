@@ -24,7 +24,6 @@ from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_as
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.tracing import Trace, Tracer
 
-_ACCEPT_ENCODING = frozenset({b"accept-encoding"})
 _TRACEPARENT = frozenset({b"traceparent"})
 _ENDS = {DEAD: UPSTREAM_DEAD, FAILED: UPSTREAM_ERROR, ABORTED: UPSTREAM_ABORTED}
 
@@ -259,7 +258,8 @@ class Exchange(Relay):
         if body is not None:
             request.body = body
             if b"accept-encoding" in request.headers:
-                request.lines = without(request.lines, _ACCEPT_ENCODING)  # what is coded can't be taken apart
+                # What is coded can't be taken apart.
+                request.lines = [line for line in request.lines if line[:16].lower() != b"accept-encoding:"]
             self.sieve = self._sieve = UsageSieve()
 
     def usage(self) -> Usage | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import time
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
@@ -87,29 +88,13 @@ class Ledger:
             elif end.startswith("upstream"):
                 self._metrics.upstream_failures(backend, end)
         if self._access_log is not None:
-            self._access_log.write(
-                request_id=request.request_id,
-                peer=exchange.client.peer,
-                method=request.method,
-                route=template,
-                model=exchange.model,
-                pool=pool,
-                key=exchange.keys.affinity,
-                key_source=exchange.keys.source,
-                backend=backend,
-                reason=exchange.reason,
-                attempts=exchange.attempts,
-                status=exchange.status,
-                ttft_s=ttft_s,
-                duration_s=duration_s,
-                bytes_in=request.wire_bytes,
-                bytes_out=exchange.bytes_out,
-                prompt_tokens=None if usage is None else usage.prompt_tokens,
-                cached_tokens=None if usage is None else usage.cached_tokens,
-                expected_tokens=_believed(lease) if expected is None else expected,
-                answer_tokens=None if usage is None else usage.completion_tokens,
-                end=end,
-            )
+            told = (None, None, None) if usage is None else usage[:3]
+            self._access_log.add((
+                time(), request.request_id, exchange.client.peer, request.method, template, exchange.model, pool,
+                exchange.keys.affinity, exchange.keys.source, backend, exchange.reason, exchange.attempts,
+                exchange.status, ttft_s, duration_s, request.wire_bytes, exchange.bytes_out, told[0], told[1],
+                _believed(lease) if expected is None else expected, told[2], end,
+            ))  # fmt: skip
         if self._observers:
             exchange.lease = lease  # released, but what was believed of the prompt stands in it
             self._tell(exchange, end, now_s, usage)

@@ -245,6 +245,17 @@ def test_unknown_numbers_are_null_or_a_dash(tmp_path: Path) -> None:
     assert " prompt_tokens=- cached_tokens=- expected_tokens=- answer_tokens=- end=complete" in line
 
 
+def test_the_usual_line_and_the_odd_one_say_the_same(tmp_path: Path) -> None:
+    """Text in place of bytes, or a long one, takes the other way."""
+    usual, odd, long = write_all(
+        "json", tmp_path / "log", {"model": "m"}, {"model": "m", "method": "POST"}, {"model": "m" * 300}
+    )
+    said = json.loads(usual)
+    assert {**json.loads(odd), "ts": said["ts"]} == said
+    assert {**json.loads(long), "ts": said["ts"]} == {**said, "model": "m" * accesslog.MAX_TEXT}
+    assert (accesslog.FIELDS[accesslog._STATUS], accesslog.FIELDS[accesslog._END]) == ("status", "end")
+
+
 def test_a_sample_is_a_share_of_what_went_well_and_all_of_the_rest(tmp_path: Path) -> None:
     log = AccessLog("json", tmp_path / "log", sample=0.25)
     for _ in range(100):
