@@ -146,7 +146,11 @@ class DiscoveryWatch:
             await asyncio.sleep(max(GATHER_S, 4 * took_s))
             self._news.clear()
             began_s = monotonic()
-            await self._changed()
+            try:
+                await self._changed()
+            except Exception:
+                self._news.set()  # it is still to be told, once this task is restarted
+                raise
             took_s = monotonic() - began_s
 
     async def _look_again(self) -> None:
