@@ -54,7 +54,8 @@ class DiscoverySettings(Group):
     )
     record: Literal["address", "A", "AAAA", "SRV"] = Field(
         default="address",
-        description="dns: what is asked for; address takes A and AAAA. SRV tells ports, and names that stay.",
+        description="dns: what is asked for; address takes A, and AAAA where there is none. SRV tells ports, and "
+        "names that stay.",
     )
     resolver: HostPort | None = Field(
         default=None, description="dns: HOST:PORT of the server that is asked. Default: the system's."

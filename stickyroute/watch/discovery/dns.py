@@ -114,7 +114,9 @@ class DnsSource:
             raise _Failed("no answer in time") from None
         except (OSError, UnicodeError) as error:
             raise _Failed(str(error)) from None
-        return [self._at(address) for address in sorted({str(row[4][0]) for row in rows})], UNTOLD_S
+        found = {str(row[4][0]) for row in rows if row[0] == socket.AF_INET}
+        found = found or {str(row[4][0]) for row in rows}
+        return [self._at(address) for address in sorted(found)], UNTOLD_S
 
     async def _targets(self, resolver: Any) -> _Answer:
         answer = await _ask(resolver, self._host, "SRV")
@@ -143,15 +145,17 @@ class DnsSource:
         ], holds_s
 
     async def _addresses(self, resolver: Any, host: str, kinds: Sequence[str]) -> tuple[Sequence[str], float]:
-        """The addresses in order of kind, then of value, and how long they hold."""
-        found: list[str] = []
-        holds_s = MOST_S
+        """The addresses of the first of `kinds` that has any, and how long they hold.
+
+        Not of all: a host with two kinds of address is one backend, not two.
+        """
+        holds_s = UNTOLD_S
         for kind in kinds:
             answer = await _ask(resolver, host, kind)
-            found += sorted(str(row.address) for row in answer.rows)
-            if answer.rows or len(kinds) == 1:
-                holds_s = min(holds_s, answer.holds_s)
-        return found, holds_s if found else UNTOLD_S
+            holds_s = answer.holds_s
+            if answer.rows:
+                return sorted(str(row.address) for row in answer.rows), holds_s
+        return (), holds_s
 
 
 class _Reply(NamedTuple):

@@ -25,14 +25,15 @@ def source(server: FakeDns, **entry: object) -> DnsSource:
     )
 
 
-async def test_addresses_of_both_families_are_backends_by_their_address() -> None:
+async def test_addresses_are_backends_and_a_host_with_two_kinds_of_them_is_one() -> None:
     async with fake_dns() as server:
         server.records = {("vllm.test", "A"): ["10.0.0.2", "10.0.0.1"], ("vllm.test", "AAAA"): ["fd00::1"]}
         async with running(source(server)) as heard:
-            await heard.tells(
-                "10.0.0.1:8000=10.0.0.1:8000", "10.0.0.2:8000=10.0.0.2:8000", "[fd00::1]:8000=fd00::1:8000"
-            )
+            await heard.tells("10.0.0.1:8000=10.0.0.1:8000", "10.0.0.2:8000=10.0.0.2:8000")
         async with running(source(server, record="AAAA")) as heard:
+            await heard.tells("[fd00::1]:8000=fd00::1:8000")
+        del server.records["vllm.test", "A"]
+        async with running(source(server)) as heard:
             await heard.tells("[fd00::1]:8000=fd00::1:8000")
 
 
@@ -124,4 +125,4 @@ async def test_the_system_is_asked_where_no_server_is_named() -> None:
     asking = DnsSource(DiscoverySettings(kind="dns", host="localhost", port=8000))
     async with running(asking) as heard:
         await heard.until(lambda: heard.answers)
-        assert "127.0.0.1:8000=127.0.0.1:8000" in heard.last
+        assert heard.last == ["127.0.0.1:8000=127.0.0.1:8000"]
