@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.fleet import BackendSpec, Fleet, Tuning
 
 VNODES = 64
+SMALL = Tuning(index_entries=1024)
+"""The default index takes longer to make than most tests."""
 
 
 def spec(name: str, **more: Any) -> BackendSpec:
@@ -14,7 +16,7 @@ def spec(name: str, **more: Any) -> BackendSpec:
 
 
 def fleet(*specs: BackendSpec | str) -> Fleet:
-    return Fleet([one if isinstance(one, BackendSpec) else spec(one) for one in specs], VNODES)
+    return Fleet([one if isinstance(one, BackendSpec) else spec(one) for one in specs], VNODES, SMALL)
 
 
 def rows(*names: str, **more: Any) -> list[dict[str, Any]]:

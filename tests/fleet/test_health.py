@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from stickyroute.fleet import Fleet, FleetRules, HealthRules, Outcome
 from stickyroute.fleet.sample import Sample
-from tests.fleet.specs import VNODES, fleet, rows, spec
+from tests.fleet.specs import SMALL, VNODES, fleet, rows, spec
 
 RULES = HealthRules(eject_first_s=1.0, eject_last_s=8.0, trial_s=10.0)
 FAILURES = (Outcome.RESET, Outcome.SERVER_ERROR)
 
 
 def of(count: int, rules: HealthRules = RULES) -> Fleet:
-    return Fleet([spec(f"b{i}") for i in range(count)], VNODES, rules=FleetRules(health=rules))
+    return Fleet([spec(f"b{i}") for i in range(count)], VNODES, SMALL, FleetRules(health=rules))
 
 
 def fail(some: Fleet, slot: int, times: int, now_s: float, outcome: Outcome = Outcome.SERVER_ERROR) -> None:

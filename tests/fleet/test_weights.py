@@ -14,7 +14,7 @@ from stickyroute.routing.policies import make_policy
 from stickyroute.routing.policies.bounded_ring import BoundedRing
 from stickyroute.routing.router import Router
 from stickyroute.routing.view import FleetView
-from tests.fleet.specs import VNODES, spec
+from tests.fleet.specs import SMALL, VNODES, spec
 from tests.routing.views import Script, spread
 
 RULES = RoomRules(slow_start_s=20.0, floor=0.1)
@@ -22,7 +22,7 @@ PRESSURE = st.floats(0, 2), st.floats(0, 100)
 
 
 def of(count: int, rules: RoomRules = RULES) -> Fleet:
-    return Fleet([spec(f"b{i}") for i in range(count)], VNODES, rules=FleetRules(room=rules))
+    return Fleet([spec(f"b{i}") for i in range(count)], VNODES, SMALL, FleetRules(room=rules))
 
 
 def look(some: Fleet, slot: int, kv: float, now_s: float, waiting: int = 0, **more: object) -> float:
