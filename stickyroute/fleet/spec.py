@@ -12,7 +12,8 @@ class BackendSpec:
     """One engine server. `name` is what stands on the ring: whoever keeps it may change the address.
 
     `base_path` is empty or a path prefix; `weight` a whole number, 0 for no keys; `models` None for "ask it";
-    `max_in_flight` (requests) None for no limit. `api_key` is a secret and never part of the repr.
+    `max_in_flight` (requests) None for no limit; `engine` is vllm, sglang or llamacpp, None for "see what it says".
+    `api_key` is a secret and never part of the repr.
     """
 
     name: str
@@ -26,6 +27,7 @@ class BackendSpec:
     tls_verify: bool = True
     models: tuple[str, ...] | None = None
     max_in_flight: int | None = None
+    engine: str | None = None
 
     @property
     def url(self) -> str:

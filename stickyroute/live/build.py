@@ -61,6 +61,7 @@ def _spec(backend: BackendSettings) -> BackendSpec:
         tls_verify=backend.tls_verify,
         models=backend.models,
         max_in_flight=backend.max_in_flight,
+        engine=backend.engine,
     )
 
 

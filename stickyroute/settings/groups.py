@@ -6,7 +6,7 @@ Owns the shape of every part of the configuration below the top level. Values ar
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -85,6 +85,10 @@ class BackendSettings(Group):
     )
     max_in_flight: Count | None = Field(
         default=None, description="Requests it may have at once; past it others take them. Default: no limit."
+    )
+    engine: Literal["vllm", "sglang", "llamacpp"] | None = Field(
+        default=None,
+        description="What it is, where that cannot be told by its models or metrics. Default: as it says.",
     )
     events: EventsSettings | None = Field(
         default=None, description="Its KV events, which turn exact mode on. Default: none."

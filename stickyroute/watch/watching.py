@@ -102,6 +102,8 @@ class FleetWatch:
         return max(self._heard_s.get(slot, 0.0), self.answered_s.get(slot, 0.0))
 
     def _dialect(self, backend: Backend) -> str:
+        if backend.spec.engine is not None:
+            return backend.spec.engine
         told = self._fleet.sample(backend.slot)
         if told is not None and told[0].dialect:
             return told[0].dialect
