@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stickyroute import accesslog
-from stickyroute.accesslog import AccessLog
+from stickyroute.accesslog import AccessLog, form
 from stickyroute.errors import ConfigError
 
 LINE: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_json_line_says_everything_once(tmp_path: Path) -> None:
         "answer_tokens": 30,
         "end": "complete",
     }
-    assert list(json.loads(line)) == list(accesslog.FIELDS)
+    assert list(json.loads(line)) == list(form.FIELDS)
 
 
 def test_text_line_says_the_same_in_the_same_order(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_the_usual_line_and_the_odd_one_say_the_same(tmp_path: Path) -> None:
     )
     said = json.loads(usual)
     assert {**json.loads(odd), "ts": said["ts"]} == said
-    assert {**json.loads(long), "ts": said["ts"]} == {**said, "model": "m" * accesslog.MAX_TEXT}
-    assert (accesslog.FIELDS[accesslog._STATUS], accesslog.FIELDS[accesslog._END]) == ("status", "end")
+    assert {**json.loads(long), "ts": said["ts"]} == {**said, "model": "m" * form.MAX_TEXT}
+    assert (form.FIELDS[form.STATUS], form.FIELDS[form.END]) == ("status", "end")
 
 
 def test_a_sample_is_a_share_of_what_went_well_and_all_of_the_rest(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_file_that_was_moved_away_is_opened_anew(monkeypatch: pytest.MonkeyPat
 def test_hostile_words_are_kept_in_a_bounded_cache(tmp_path: Path) -> None:
     write_all("json", tmp_path / "log", *({"model": f"{n}" + "x" * 5000} for n in range(3)))
     write_all("text", tmp_path / "text", *({"model": f"{n}" + "x" * 5000} for n in range(3)))
-    assert accesslog._kept_json.cache_info().maxsize == accesslog._kept_plain.cache_info().maxsize == 512
+    assert form._kept_json.cache_info().maxsize == form._kept_plain.cache_info().maxsize == 512
     assert "x" * 300 not in (tmp_path / "log").read_text()
 
 
