@@ -158,6 +158,10 @@ class Standing:
         """Whether it may be sent what only it can answer: also while it drains."""
         return bool(self._health.pinnable[slot])
 
+    def is_well(self, slot: int) -> bool:
+        """Whether real traffic says nothing against it: no failure of late, no pause."""
+        return not self._health.marked[slot]
+
     def state(self, slot: int) -> BackendState:
         """What is known of one backend's state."""
         return self._health.state(slot, self._now_s, self.in_flight[slot], self._drained_from[slot])

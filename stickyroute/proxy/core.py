@@ -290,10 +290,18 @@ class Proxy:
                 self._answer(exchange, UpstreamFailed(_NO_REPLY))
 
     def _again(self, exchange: Exchange, kind: str) -> bool:
-        """Drop the attempt at hand for a further one, if limit, budget and fleet allow it."""
+        """Drop the attempt at hand for a further one, if limit, budget and fleet allow it.
+
+        Who is busy has done no work and is left alone from here on, so going on to somebody who is well adds no load:
+        it is not taken from the budget, which one full backend with a long queue would empty.
+        """
         if exchange.attempts > self._retries_max:
             return False
-        if self._choose(exchange) is None or not self._budget.try_spend():
+        decision = self._choose(exchange)
+        if decision is None:
+            return False
+        free = kind == "busy" and self._fleet.is_well(decision.slot)
+        if not free and not self._budget.try_spend():
             return False
         self._next(exchange, kind)
         return True

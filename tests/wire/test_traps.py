@@ -15,7 +15,7 @@ from stickyroute.http import relay
 from stickyroute.simulator.config import EngineConfig
 from stickyroute.simulator.faults import Fault
 from stickyroute.simulator.server import RunningEngine, serve_engines
-from tests.support.fake_backend import DONE, Call, events, fakes, reply, stream
+from tests.support.fake_backend import DONE, Call, events, fakes, held, reply, stream
 from tests.support.raw_client import CHAT, Response, request
 from tests.support.run_proxy import RunningProxy, run_proxy
 
@@ -212,3 +212,18 @@ async def test_a_busy_backend_is_left_alone_for_as_long_as_it_asks() -> None:
         proxy.app.fleet.tick(monotonic())
         assert 5 < proxy.app.fleet.state(0).paused_s <= 20
         assert not proxy.app.fleet.state(0).ejected
+
+
+async def test_a_full_backend_with_a_long_queue_does_not_empty_the_budget_of_retries() -> None:
+    gate = asyncio.Event()
+    busy = held(gate, reply(503, b'{"error":{"code":503}}'))
+    async with fakes("a", "b") as (a, b):
+        async with run_proxy([a, b], policy="round_robin", retries={"budget": 0, "burst": 1}) as proxy:
+            a.on(CHAT, busy)
+            asking = [asyncio.create_task(proxy.ask()) for _ in range(12)]
+            await a.arrived(6)
+            gate.set()
+            assert {(await task).status for task in asking} == {200}
+            b.on(CHAT, busy)  # nobody is well: now each costs
+            assert [(await proxy.ask()).status for _ in range(4)] == [503] * 4
+            assert await retries(proxy, "busy") <= 7
