@@ -217,13 +217,13 @@ async def test_a_busy_backend_is_left_alone_for_as_long_as_it_asks() -> None:
 async def test_a_full_backend_with_a_long_queue_does_not_empty_the_budget_of_retries() -> None:
     gate = asyncio.Event()
     busy = held(gate, reply(503, b'{"error":{"code":503}}'))
-    async with fakes("a", "b") as (a, b):
-        async with run_proxy([a, b], policy="round_robin", retries={"budget": 0, "burst": 1}) as proxy:
-            a.on(CHAT, busy)
-            asking = [asyncio.create_task(proxy.ask()) for _ in range(12)]
-            await a.arrived(6)
-            gate.set()
-            assert {(await task).status for task in asking} == {200}
-            b.on(CHAT, busy)  # nobody is well: now each costs
-            assert [(await proxy.ask()).status for _ in range(4)] == [503] * 4
-            assert await retries(proxy, "busy") <= 7
+    scarce = {"budget": 0, "burst": 1}
+    async with fakes("a", "b") as (a, b), run_proxy([a, b], policy="round_robin", retries=scarce) as proxy:
+        a.on(CHAT, busy)
+        asking = [asyncio.create_task(proxy.ask()) for _ in range(12)]
+        await a.arrived(6)
+        gate.set()
+        assert {(await task).status for task in asking} == {200}
+        b.on(CHAT, busy)  # nobody is well: now each costs
+        assert [(await proxy.ask()).status for _ in range(4)] == [503] * 4
+        assert await retries(proxy, "busy") <= 7
