@@ -55,8 +55,8 @@ class Holders:
         self._floors = floors
         self._age = age
         self._is_idle = is_idle
-        self.slots = array("H", bytes(2 * rows * PLACES))
-        self.stamps = array("I", bytes(4 * rows * PLACES))  # 0 is below every floor
+        self.slots = array("H", [0]) * (rows * PLACES)
+        self.stamps = array("I", [0]) * (rows * PLACES)  # 0 is below every floor
         self._count = 0
         self._everyone = range(0)
         self._stride = 0

@@ -60,10 +60,10 @@ class Index:
             buckets *= 2
         self._bucket_mask = buckets - 1
         rows = buckets * _WAYS
-        self._keys = array("Q", bytes(8 * rows))  # 0 is an empty row
-        self._touched = array("I", bytes(4 * rows))
-        self._tails = array("Q", bytes(8 * rows))  # owner, slot, tokens; 0 is none
-        self._forks = array("H", bytes(2 * rows))  # of a first block: after how many the last chain split
+        self._keys = array("Q", [0]) * rows  # 0 is an empty row
+        self._touched = array("I", [0]) * rows
+        self._tails = array("Q", [0]) * rows  # owner, slot, tokens; 0 is none
+        self._forks = array("H", [0]) * rows  # of a first block: after how many the last chain split
         self._capacity: list[float] = []
         self._base_reach = reach
         self._reach: list[float] = []  # how far back a clock holds, as a multiple of the capacity

@@ -56,8 +56,11 @@ def parse(text: bytes, name: str) -> Any:
     """YAML, or JSON, which is YAML but for tabs. `name` is what the text is called in messages. Raises ConfigError."""
     try:
         return yaml.load(text, Loader=_FastLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError):
-        pass  # read once more for the message
+    except (yaml.YAMLError, ValueError) as error:
+        # The other would take a second to find that out, and the event loop with it.
+        if getattr(error, "problem", None) == "exceeded maximum nesting depth":
+            raise ConfigError(f"{name}: is nested too deeply") from None
+        # Whatever else it is: read once more for the message.
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except RecursionError:

@@ -27,6 +27,7 @@ from tests.support.raw_client import RawClient, Response, request
 
 ROOT = Path(__file__).parents[2]
 _PORTS = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
+INDEX = {"index_entries": 1 << 14}  # rather than megabytes, which take longer than most tests
 Backends = Iterable[FakeBackend | dict[str, Any] | str]
 
 
@@ -120,7 +121,7 @@ async def run_proxy(backends: Backends, **settings: Any) -> AsyncIterator[Runnin
 
     An exception that reaches the event loop meanwhile, from a callback or a lost task, fails the test.
     """
-    values = {**_PORTS, **settings}
+    values = {**_PORTS, **settings, "sticky": {**INDEX, **settings.get("sticky", {})}}
     async with _running(App(Settings(backends=[entry(backend) for backend in backends], **values))) as proxy:
         yield proxy
 

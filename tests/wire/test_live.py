@@ -18,13 +18,14 @@ import yaml
 
 from tests.support.fake_backend import Call, FakeBackend, events, fakes, held, stream
 from tests.support.raw_client import CHAT, chat, request
-from tests.support.run_proxy import RunningProxy, run_configured, run_proxy
+from tests.support.run_proxy import INDEX, RunningProxy, run_configured, run_proxy
 from tests.wire.inside import until
 
 
 def text(*backends: FakeBackend | dict[str, Any], **settings: Any) -> str:
     entries = [one.settings() if isinstance(one, FakeBackend) else one for one in backends]
     ports = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
+    settings["sticky"] = {**INDEX, **settings.get("sticky", {})}
     return yaml.safe_dump({**ports, "backends": entries, "response_headers": True, **settings})
 
 
@@ -137,7 +138,7 @@ async def test_what_needs_a_restart_says_so_and_keeps_its_value() -> None:
         settings = proxy.app.settings
         assert (settings.listen, settings.sticky.index_entries, settings.sticky.bound) == (
             "127.0.0.1:0",
-            262144,
+            INDEX["index_entries"],
             2,
         )
         assert (await config(proxy))["needs_restart"] == ["listen", "sticky.index_entries", "ring.vnodes"]
