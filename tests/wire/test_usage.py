@@ -163,3 +163,27 @@ async def test_usage_is_read_under_every_policy_unless_it_is_not_to_be(read: boo
         fake.on(CHAT, streams(events_of(BODY)))
         await proxy.ask(chat(stream=True, stream_options={"include_usage": True}))
         assert await prompt_tokens(proxy) == tokens
+
+
+async def test_asking_and_prices_take_effect_while_the_process_runs() -> None:
+    async with fakes() as fake, run_proxy([fake], policy="ring") as proxy:
+        fake.on(CHAT, streams(events_of(BODY)))
+        assert (await proxy.ask(ASK)).body == BODY
+        named = {"name": fake.name, "url": fake.url}
+        new = {
+            "listen": "127.0.0.1:0",
+            "admin_listen": "127.0.0.1:0",
+            "policy": "ring",
+            "backends": [named],
+            "usage": {"ask": True},
+            "prices": {"input_per_million": {"*": 2.0}, "cache_write": 0},
+        }
+        assert (await proxy.put_config(json.dumps(new))).status == 200
+        assert (await proxy.ask(ASK)).body == WANTED
+        samples = await proxy.metrics()
+        assert samples.sum("stickyroute_config_generation") == 2
+        assert samples.sum("stickyroute_config_reloads_total", result="applied") == 1
+        text = (await proxy.admin("/metrics")).body
+        assert b"stickyroute_cost_saved_total{" in text
+        assert (await proxy.put_config("backends: 5")).status == 400
+        assert (await proxy.metrics()).sum("stickyroute_config_last_reload_failed") == 1
