@@ -9,7 +9,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stickyroute.http.pool import CONNECT_FAILURES
 from stickyroute.http.upstream import BROKEN, DROPPED, GARBAGE, STALE
-from stickyroute.http.words import UPSTREAM_DIED, UPSTREAM_SILENT
+from stickyroute.http.words import (
+    HEAD_ONLY,
+    HEADER_TIMEOUT,
+    UPSTREAM_ABORTED,
+    UPSTREAM_DEAD,
+    UPSTREAM_DIED,
+    UPSTREAM_ERROR,
+    UPSTREAM_SILENT,
+)
 from tests.metrics.test_metrics import busy, text_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -40,8 +48,9 @@ def test_everything_exposed_is_documented_and_everything_documented_is_exposed()
 
 def test_every_kind_of_failure_is_documented_and_every_documented_kind_exists() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \| [A-Z]", DOCS.read_text(), re.MULTILINE))
-    failures = CONNECT_FAILURES | {STALE, DROPPED, BROKEN, GARBAGE, UPSTREAM_DIED, UPSTREAM_SILENT}
-    assert listed == failures | {"busy", "header_timeout", "not_here"}
+    ends = {UPSTREAM_ABORTED, UPSTREAM_DEAD, UPSTREAM_DIED, UPSTREAM_ERROR, UPSTREAM_SILENT}
+    failures = {STALE, DROPPED, BROKEN, GARBAGE, HEAD_ONLY, HEADER_TIMEOUT}
+    assert listed == CONNECT_FAILURES | failures | ends | {"busy", "engine_dead", "not_here"}
 
 
 def test_names_are_ours() -> None:
