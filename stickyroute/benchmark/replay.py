@@ -47,6 +47,9 @@ class Chooser(Protocol):
         """The request has been given to that engine."""
 
 
+_TICK_S = 0.5  # as often as the proxy's clock
+
+
 class Replica:
     """One router: the product's fleet, affinity rule and policy."""
 
@@ -59,11 +62,15 @@ class Replica:
         self.fleet = Fleet(specs, defaults.RING_VNODES, tuning)
         self.router = Router(policy, rand)
         self.keys = Keys(range(engines), sources)
+        self._ticked_s = 0.0
 
     def choose(self, request: Request, now_s: float) -> tuple[int, str, Lease | None]:
         pool = self.fleet.pool(None)
         assert pool is not None  # None stands for all backends
         keys = self.keys.of(request)
+        if now_s >= self._ticked_s + _TICK_S:
+            self._ticked_s = now_s
+            self.fleet.tick(now_s)
         self.fleet.settle(now_s)
         decision = self.router.route(keys, pool.view)
         assert decision is not None  # no backend ever goes away in a replay

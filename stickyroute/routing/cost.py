@@ -9,7 +9,7 @@
     decode     requests in flight there x what each adds to an answer
     stall      recompute x requests in flight there x the part that their pause counts: a prompt stops who decodes
 
-All are divided by the backend's weight over the mean weight. Owns the formula, and how a request's size and
+All are divided by the backend's weight over the mean weight, and by its room. Owns the formula, and how a request's size and
 what is held of it become tokens. Reads the fleet's figures and changes nothing.
 """
 
@@ -117,6 +117,8 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
         + count * decode_s
         for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
     ]
+    if loads.tight:
+        costs = [cost_s / room for cost_s, room in zip(costs, read(loads.room), strict=True)]
     if view.even:
         return costs
     return [cost_s / weight for cost_s, weight in zip(costs, view.relative_weights, strict=True)]
@@ -124,7 +126,8 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
 
 def terms(view: FleetView, member: int, tokens: float, missing: float) -> Terms:
     """The same for one member, of which `missing` tokens count as to be computed, term by term."""
-    loads, slot, relative = view.loads, view.slots[member], view.relative_weights[member]
+    loads, slot = view.loads, view.slots[member]
+    relative = view.relative_weights[member] * loads.room[slot]
     recompute_s = missing * loads.token_s[slot]
     backlog_s = loads.backlog_tokens[slot] * loads.token_s[slot]
     flat, behind = _prices(loads)

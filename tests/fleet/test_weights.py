@@ -202,7 +202,10 @@ def test_no_vnode_moves() -> None:
     assert [view_of(some).ring.home(key) for key in spread(50)] == before
 
 
-@pytest.mark.parametrize("name", ["least_requests", "power_of_two", "round_robin", "random", "bounded_ring"])
+@pytest.mark.parametrize(
+    "name",
+    ["least_requests", "least_tokens", "power_of_two", "round_robin", "random", "bounded_ring", "sticky"],
+)
 def test_keyless_traffic_prefers_who_has_room(name: str) -> None:
     """Case B82: three at 0.95, one at 0.05."""
     some = of(4)

@@ -29,7 +29,7 @@ class LeastTokens(Policy):
         members = view.usable(tried)
         if not members:
             return last_resort(view, tried, self.name)
-        slots, weights = view.slots, view.weights
+        slots, weights = view.slots, view.shares()
         backlog, token_s = view.loads.backlog_tokens, view.loads.token_s
         waits_s = [backlog[slots[m]] * token_s[slots[m]] / weights[m] for m in members]
         least_s = min(waits_s)
