@@ -10,6 +10,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.support.forked import share
+
 # `quick` is the default: the same examples in every run, as many as fit a run of seconds. `thorough` is for
 # `make test-slow`: other examples each time.
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=15)
@@ -24,6 +26,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if config.args != config.getini("testpaths"):
         return 0
     return min(6, len(os.sched_getaffinity(0)) + 2)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Several workers have one server of processes."""
+    if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
+        share()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

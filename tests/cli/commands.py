@@ -8,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.support.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,24 +35,54 @@ def free_port() -> int:
 
 
 def run(*arguments: str, timeout_s: float = 60, **extra: str) -> subprocess.CompletedProcess[str]:
-    """`stickyroute ARGUMENTS` to its end."""
+    """`stickyroute ARGUMENTS` to its end, as the process of an interpreter of its own."""
     return subprocess.run(
         [sys.executable, "-m", "stickyroute", *arguments],
         cwd=ROOT, env=environment(extra), capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
 
 
-class Running:
-    """`stickyroute ARGUMENTS` as long as the block lasts; its output, both kinds together, is in `lines`."""
+def run_forked(*arguments: str, timeout_s: float = 60, **extra: str) -> subprocess.CompletedProcess[str]:
+    """The same without the second that an interpreter takes to start."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
+        files = (nothing.fileno(), out.fileno(), err.fileno())
+        process = Forked(arguments, files, environment(extra), ROOT)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode())
+    return subprocess.CompletedProcess(arguments, code, *said)
 
-    def __init__(self, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
+
+class Running:
+    """`stickyroute ARGUMENTS` as long as the block lasts; its output, both kinds together, is in `lines`.
+
+    `anew`: by an interpreter of its own, as a shell would start it.
+    """
+
+    process: Forked | subprocess.Popen[bytes]
+
+    def __init__(
+        self, arguments: Sequence[str], extra: Mapping[str, str] | None = None, *, anew: bool = False
+    ) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "stickyroute", *arguments],
-            cwd=ROOT, env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        reading, writing = os.pipe()
+        self._output = os.fdopen(reading, encoding="utf-8")
+        with open(writing, "wb", 0), open(os.devnull, "rb") as nothing:
+            if anew:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-u", "-m", "stickyroute", *arguments],
+                    cwd=ROOT, env=environment(extra), stdin=nothing, stdout=writing, stderr=writing,
+                )  # fmt: skip
+            else:
+                files = (nothing.fileno(), writing, writing)
+                self.process = Forked(arguments, files, environment(extra), ROOT)
         self._reader = threading.Thread(target=self._read, name="output", daemon=True)
         self._reader.start()
 
@@ -63,8 +96,7 @@ class Running:
             self.process.kill()
         self.process.wait()
         self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
 
     def said(self, pattern: str, timeout_s: float = 30) -> re.Match[str]:
         """The first line with the pattern in it, waited for; fails when the command ends without it."""
@@ -87,8 +119,7 @@ class Running:
         return [match for line in self.lines if (match := re.search(pattern, line))]
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             with self._changed:
                 self.lines.append(line.rstrip("\n"))
                 self._changed.notify_all()

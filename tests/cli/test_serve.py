@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Running, free_port, run
+from tests.cli.commands import Running, free_port, run_forked
 
 SERVE = ["serve", "--backend", "http://127.0.0.1:1", "--admin-listen", "127.0.0.1:0"]
 LISTENING = r"listening on .*? \(port (\d+)\), admin on .* \(port (\d+)\)"
@@ -24,9 +24,9 @@ def status(port: int, path: str, host: str = "127.0.0.1") -> int:
         connection.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_told_to_stop(number: int) -> None:
-    with Running([*SERVE, "--listen", "127.0.0.1:0"]) as proxy:
+@pytest.mark.parametrize(("number", "anew"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_it_serves_until_told_to_stop(number: int, anew: bool) -> None:
+    with Running([*SERVE, "--listen", "127.0.0.1:0"], anew=anew) as proxy:
         public, admin = map(int, proxy.said(LISTENING).groups())
         assert status(public, "/health") == 503, "nobody listens on port 1"
         assert status(admin, "/healthz") == 200
@@ -62,7 +62,7 @@ def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
         holder.listen()
         taken = f"127.0.0.1:{holder.getsockname()[1]}"
         flags = {"--listen": "127.0.0.1:0", "--admin-listen": "127.0.0.1:0", which: taken}
-        outcome = run(
+        outcome = run_forked(
             "serve", "--backend", "http://127.0.0.1:1", *(part for flag in flags.items() for part in flag)
         )
     assert outcome.returncode == 2
@@ -73,14 +73,14 @@ def test_a_port_in_use_is_one_line_and_exit_2(which: str) -> None:
 
 
 def test_an_address_of_another_machine_is_one_line_and_exit_2() -> None:
-    outcome = run(*SERVE, "--listen", "192.0.2.1:8080")
+    outcome = run_forked(*SERVE, "--listen", "192.0.2.1:8080")
     assert outcome.returncode == 2
     assert outcome.stderr.splitlines()[-1].startswith("stickyroute: ")
     assert "Traceback" not in outcome.stderr
 
 
 def test_a_log_that_cannot_be_written_is_one_line_and_exit_2(tmp_path: Path) -> None:
-    outcome = run(
+    outcome = run_forked(
         *SERVE,
         "--listen",
         "127.0.0.1:0",
@@ -97,7 +97,9 @@ def test_a_log_that_cannot_be_written_is_one_line_and_exit_2(tmp_path: Path) -> 
 def test_a_certificate_that_is_none_is_one_line_and_exit_2(tmp_path: Path) -> None:
     pem = tmp_path / "not.pem"
     pem.write_text("not a certificate")
-    outcome = run(*SERVE, "--listen", "127.0.0.1:0", "--set", f"tls.cert={pem}", "--set", f"tls.key={pem}")
+    outcome = run_forked(
+        *SERVE, "--listen", "127.0.0.1:0", "--set", f"tls.cert={pem}", "--set", f"tls.key={pem}"
+    )
     assert outcome.returncode == 2
     assert "tls" in outcome.stderr.splitlines()[-1]
     assert "Traceback" not in outcome.stderr

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from stickyroute.settings import load_settings
-from tests.cli.commands import ROOT, Running, run
+from tests.cli.commands import ROOT, Running, run, run_forked
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -114,7 +114,7 @@ def test_the_configuration_is_right(config: Path) -> None:
     assert [b.weight for b in load_settings(config).backends] == [1, 1, 2]
     (words,) = [words for words in commands("stickyroute") if words[1] == "check"]
     assert words == ["stickyroute", "check", "stickyroute.yaml"]
-    outcome = run("check", str(config))
+    outcome = run_forked("check", str(config))
     assert outcome.returncode == 0, outcome.stderr
 
 

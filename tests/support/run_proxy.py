@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from stickyroute.live.live import Origin
 from stickyroute.live.reload import Reloader
 from stickyroute.settings import Settings, load_settings
 from tests.support.fake_backend import FakeBackend
+from tests.support.forked import Forked
 from tests.support.raw_client import RawClient, Response, request
 
 ROOT = Path(__file__).parents[2]
@@ -159,15 +159,15 @@ def _told(context: dict[str, Any]) -> str:
 class ServeProcess(Proxy):
     """`stickyroute serve` as a process of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Forked, stderr: asyncio.StreamReader) -> None:
         self.process = process
         self.lines: list[str] = []
+        self._stderr = stderr
         self._started = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name="stderr of stickyroute")
 
     async def _read(self) -> None:
-        assert self.process.stderr is not None
-        while line := await self.process.stderr.readline():
+        while line := await self._stderr.readline():
             self.lines.append(line.decode().rstrip())
             found = re.search(r"listening on .*port (\d+)\D.*admin on .*port (\d+)", self.lines[-1])
             if found:
@@ -185,15 +185,15 @@ class ServeProcess(Proxy):
 
     async def exit_code(self, timeout_s: float = 20) -> int:
         """Wait for the process to end by itself."""
+        code = await self.process.ended(timeout_s)
         async with asyncio.timeout(timeout_s):
-            code = await self.process.wait()
             await self._reading
         return code
 
     async def close(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
-            await self.process.wait()
+            await self.process.ended()
         await self._reading
 
     @property
@@ -207,28 +207,30 @@ class ServeProcess(Proxy):
 async def serve_process(
     backends: Backends, *arguments: str, env: dict[str, str] | None = None
 ) -> AsyncIterator[ServeProcess]:
-    """`stickyroute serve` in front of `backends`, started as an operator would."""
+    """`stickyroute serve` in front of `backends`, as a process of its own."""
     named = [
         f"{b['name']}={b['url']}" if isinstance(b, dict) else str(b)
         for b in (entry(backend) for backend in backends)
     ]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "stickyroute",
-        "serve",
-        "--listen=127.0.0.1:0",
-        "--admin-listen=127.0.0.1:0",
-        *(f"--backend={backend}" for backend in named),
-        *arguments,
-        stderr=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        cwd=ROOT,
-        env={**os.environ, **(env or {})},
+    reading, writing = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    words = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"]
+    words += [f"--backend={backend}" for backend in named]
+    try:
+        process = Forked(
+            [*words, *arguments], (nothing, nothing, writing), {**os.environ, **(env or {})}, ROOT
+        )
+    finally:
+        os.close(writing)
+        os.close(nothing)
+    stderr = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stderr), os.fdopen(reading, "rb", 0)
     )
-    serve = ServeProcess(process)
+    serve = ServeProcess(process, stderr)
     try:
         await serve.started()
         yield serve
     finally:
         await serve.close()
+        transport.close()
