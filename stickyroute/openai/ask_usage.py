@@ -82,7 +82,9 @@ class UsageSieve:
             return piece if through == len(piece) else piece[:through] + self.feed(piece[through:])
         text = self._held + piece if self._held else piece
         begin = _last_end(text)
-        at = text.find(_MARK, 0, begin)
+        at = text.rfind(
+            _MARK, 0, begin
+        )  # from the end, where it is if it is there: half the cost if it is not
         if at < 0:
             if begin == len(text):
                 self._held = b""
@@ -100,9 +102,14 @@ class UsageSieve:
         return out
 
     def _without(self, events: bytes, at: int) -> bytes:
-        """Whole events less the extra one; the first mark stands at `at`."""
+        """Whole events less the extra one; the last mark stands at `at`."""
+        begin = _begin_of(events, at)
+        if events.rfind(_MARK, 0, begin) < 0:
+            end = _first_end(events, at)
+            return events[:begin] + events[end:] if self._is_extra(events[begin:end]) else events
         parts: list[bytes] = []
         done = 0
+        at = events.find(_MARK)
         while at >= 0:
             begin, end = _begin_of(events, at), _first_end(events, at)
             if self._is_extra(events[begin:end]):
@@ -163,7 +170,9 @@ def _last_end(text: bytes) -> int:
 
 def _begin_of(text: bytes, at: int) -> int:
     """Where the event begins that `at` lies in."""
-    near = text.rfind(b"data:", 0, at)  # nearly always there, and searching back for an end that is rare takes long
+    near = text.rfind(
+        b"data:", 0, at
+    )  # nearly always there, and searching back for an end that is rare takes long
     if near == 0 or (near > 0 and text.endswith(_ENDS, 0, near)):
         return near
     return max(found + len(end) if (found := text.rfind(end, 0, at)) >= 0 else 0 for end in _ENDS)
