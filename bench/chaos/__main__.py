@@ -2,6 +2,7 @@
 requests a second, and everything that can go wrong. Prints a report as JSON; exits with 1 if a promise was broken:
 
 - no request is lost (not answered at all) or answered twice, and none was finished by two engines;
+- every engine that was well again is used again;
 - no request fails, but streams that had begun on an engine that was then killed, restarted, reset or lost its core.
 """
 
@@ -102,6 +103,11 @@ def judge(
         "events": dict(collections.Counter(event.kind for event in events)),
         "noticed_s": _times(events, "noticed_s"),
         "back_s": _times(events, "back_s"),
+        "never_back": [
+            f"{event.kind} {event.engine} at {event.at_s - began_s:.1f}"
+            for event in events
+            if event.shows and len(event.back_s.keys() | event.away) < 2
+        ],
         "keys": [
             {
                 "at_s": round(event.at_s - began_s, 1),
@@ -174,7 +180,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="stickyroute-chaos-") as folder:
             report = uvloop.run(run(options, Path(folder)))
     print(json.dumps(report, indent=2))
-    broken = report["lost"] + report["answered_twice"] + report["finished_by_two_engines"]
+    broken = (
+        report["lost"]
+        + report["answered_twice"]
+        + report["finished_by_two_engines"]
+        + len(report["never_back"])
+    )
     sys.exit(1 if broken + report["failures_not_excused"] else 0)
 
 

@@ -36,6 +36,7 @@ class Event:
     until_s: float = 0.0
     noticed_s: dict[int, float] = field(default_factory=dict)
     back_s: dict[int, float] = field(default_factory=dict)
+    shows: bool = False  # whether /fleet is to tell
     away: set[int] = field(default_factory=set)  # replicas that were themselves gone meanwhile
     moved_share: float | None = None
     minimum_share: float | None = None
@@ -99,7 +100,7 @@ class Day:
         if engine is None:
             return
         self._ill.add(engine.number)
-        event = Event(kind, self._config.names[engine.number], time.monotonic())
+        event = Event(kind, self._config.names[engine.number], time.monotonic(), shows=shows)
         self.events.append(event)
         await begin(engine)
         watching = asyncio.create_task(self._notice(event, engine)) if shows else None

@@ -7,8 +7,8 @@ Owns which route tells that of which engine, and when asking may be spared. What
 - SGLang: its `/health` generates a token and takes a second at least, so it is `/ready` (0.5.23), else `/ping`.
 - Where neither is known: `/v1/models`. A 4xx there is an answer: somebody works, and our key is no matter of health.
 
-What a backend answered meanwhile, to a client or to another watch, counts as a look, but never while looks fail:
-an engine whose core died may still show its metrics.
+What a backend answered meanwhile, to a client or to another watch, spares a look, but only of one that is held to be
+well: an engine whose core died may still show its metrics, and who is to come back must be looked at.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class ProbeWatch:
                         await patient.due.wait()
                     break
                 except TimeoutError:
-                    if patient.failing:
-                        break
+                    if patient.failing or self._fleet.state(slot).health != "healthy":
+                        break  # it takes several good looks to be back
                     heard_s = self._heard_s(slot)
                     if heard_s <= began_s:
                         break

@@ -132,6 +132,24 @@ async def test_nothing_spares_a_look_while_looks_fail() -> None:
             await until(lambda: health(fleet) == "unhealthy")
 
 
+async def test_nor_while_it_is_on_its_way_back() -> None:
+    """Found by bench/chaos: metrics were read more often than health was asked, and it never came back."""
+    bad = True
+
+    async def answer(request: Any) -> Any:
+        return await fixed(b"", 503 if bad else 200)(request)
+
+    async with engine(answer, path="/health") as running:
+        fleet = Fleet([spec("a", running.port)], 16)
+        async with looking(fleet, heard_s=lambda slot: monotonic()):
+            await until(lambda: health(fleet) == "unhealthy")
+            bad = False
+            await until(lambda: health(fleet) == "healthy")
+            seen = len(running.asked)
+            await asyncio.sleep(10 * OFTEN_S)
+            assert len(running.asked) <= seen + 1
+
+
 async def test_the_backends_own_key_goes_with_the_question() -> None:
     async with engine(fixed(b""), path="/base/health") as running:
         fleet = Fleet([spec("a", running.port, base_path="/base", api_key="k")], 16)
