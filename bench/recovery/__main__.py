@@ -22,13 +22,12 @@ from bench.recovery.drill import Drill, Event, asked_again_s, hit_rate, prefill_
 from bench.recovery.surge import Surge
 from stickyroute.benchmark.fleets import FleetSpec
 from stickyroute.benchmark.workloads.agentic import Agentic
-from stickyroute.benchmark.workloads.base import Workload
 from stickyroute.benchmark.workloads.chat import Chat
 from stickyroute.simulator.profiles import H100_QWEN3_32B
 
 POLICIES = ("sticky", "bounded_ring", "ring", "least_tokens")
-WORKLOADS: dict[str, Workload] = {
-    "chat": Chat(rate=24.0, seconds=420.0),
+WORKLOADS: dict[str, Chat | Agentic] = {
+    "chat": Chat(rate=16.0, seconds=420.0),
     "agentic": Agentic(rate=7.0, seconds=420.0),
 }
 EVENTS = [(150.0, "lose"), (240.0, "return"), (330.0, "add")]
@@ -56,7 +55,7 @@ def moved(event: Event, spec: FleetSpec) -> tuple[int, float, float, float]:
     return len(users), one_s, one_s / spec.engines, asked_again_s(event, users)
 
 
-def members(policy: str, workload: Workload, seeds: int) -> list[str]:
+def members(policy: str, workload: Chat | Agentic, seeds: int) -> list[str]:
     """The lines of one policy's table: medians over the seeds."""
     spec = FleetSpec()
     found: dict[str, list[list[float]]] = {name: [] for _, name in EVENTS}
@@ -131,8 +130,12 @@ def main() -> int:
     arguments.add_argument("drill", choices=("members", "surge"))
     arguments.add_argument("--policies", nargs="+", default=POLICIES, metavar="NAME")
     arguments.add_argument("--workload", choices=WORKLOADS, default="chat", help="of `members`")
+    arguments.add_argument("--rate", type=float, help="requests a second, of `members`")
     arguments.add_argument("--seeds", type=int, default=3)
     told = arguments.parse_args()
+    workload = WORKLOADS[told.workload]
+    if told.rate is not None:
+        workload = replace(workload, rate=told.rate)
     out = sys.stdout.write
     if told.drill == "members":
         out(
@@ -148,7 +151,7 @@ def main() -> int:
         )
     for policy in told.policies:
         if told.drill == "members":
-            out("\n".join(members(policy, WORKLOADS[told.workload], told.seeds)) + "\n")
+            out("\n".join(members(policy, workload, told.seeds)) + "\n")
         else:
             for engine in (None, 0):
                 out(surge(policy, Surge(engine=engine), told.seeds) + "\n")
