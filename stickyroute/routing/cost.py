@@ -9,8 +9,8 @@
     decode     requests in flight there x what each adds to an answer
     stall      recompute x requests in flight there x the part that their pause counts: a prompt stops who decodes
 
-All are divided by the backend's weight over the mean weight, and by its room. Owns the formula, and how a request's size and
-what is held of it become tokens. Reads the fleet's figures and changes nothing.
+All are divided by the backend's weight over the mean weight, and by its room. Owns the formula, and how a
+request's size and what is held of it become tokens. Reads the fleet's figures and changes nothing.
 """
 
 from __future__ import annotations
