@@ -46,9 +46,8 @@ class Ledger:
         self._metrics = metrics
         self._access_log = access_log
         self._observers = observers
-        self._tells_cached: dict[
-            tuple[int, Shape], str
-        ] = {}  # who was heard to tell cached tokens, by slot and API
+        # Who was heard to tell cached tokens: the backend's name by slot and API.
+        self._tells_cached: dict[tuple[int, Shape], str] = {}
 
     def close(self, exchange: Exchange, end: str) -> None:
         """The exchange is over; `end` is a word of `http.relay`."""
@@ -115,9 +114,8 @@ class Ledger:
             if cached:
                 self._tells_cached[tells] = backend
             elif self._tells_cached.get(tells) == backend:
-                usage = usage._replace(
-                    cached_tokens=0
-                )  # older engines leave the field out where there were none
+                # Older engines leave the field out where there were none.
+                usage = usage._replace(cached_tokens=0)
         if exchange.learns:
             lease.usage(usage, now_s)
         return usage

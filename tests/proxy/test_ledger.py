@@ -99,3 +99,40 @@ def test_an_observer_that_raises_is_told_of_and_let_go_and_the_others_go_on(
         books.close(exchange, COMPLETE)
     assert heard == ["broken", COMPLETE, COMPLETE, COMPLETE]
     assert len(caplog.records) == 1
+
+
+def counted(*usages: Usage, **changes: Any) -> list[tuple[Any, ...]]:
+    """What the metrics are told of exchanges that ended with these: everything from TTFT on."""
+    rows: list[tuple[Any, ...]] = []
+    metrics: Any = SimpleNamespace(record=lambda *values: rows.append(values[5:]), client_disconnects=0)
+    books = ledger()
+    books._metrics = metrics
+    for usage in usages:
+        exchange: Any = Exchange()
+        exchange.__dict__.update(usage=lambda usage=usage: usage, **changes)
+        books.close(exchange, COMPLETE)
+    return rows
+
+
+def test_silence_of_who_has_told_cached_tokens_before_means_none() -> None:
+    """Old engines leave the field out where nothing was cached; who never told any may have been started so."""
+    rows = counted(Usage(100, None, 1), Usage(100, 80, 1), Usage(100, None, 1), Usage(100, 0, 1))
+    assert [row[-2].cached_tokens for row in rows] == [None, 80, 0, 0]
+    assert [row[-1] for row in rows] == [70.0] * 4, "of the prompt, as much as was believed: 70 of 100"
+
+
+def test_times_of_a_stream() -> None:
+    """A first token at 2 s, the end now, five tokens: four pauses between them."""
+    ((ttft_s, duration_s, _, _, inter_token_s, prompt_tokens, _, _),) = counted(
+        Usage(3000, None, 5), streams=True, first_byte_s=1.0, first_token_s=2.0
+    )
+    assert ttft_s == 2.0
+    assert inter_token_s == pytest.approx((duration_s - 2.0) / 4)
+    assert prompt_tokens == 3000
+
+
+def test_a_stream_that_nobody_looked_at_has_its_first_byte_for_a_token_and_one_without_any_has_none() -> None:
+    ((blind, *_),) = counted(Usage(3000, None, 5), streams=True, first_byte_s=1.0)
+    assert blind == 1.0
+    ((none, *_),) = counted(Usage(3000, None, 5), streams=True, first_byte_s=1.0, looking=True)
+    assert none is None
