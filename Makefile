@@ -5,7 +5,7 @@
 #   make check       what CI runs: format, lint, types, import floors, and `make test`
 #   make bench       routing policies on simulated engines: a table and an HTML page
 #   make test-slow   soaks of minutes, and every law tried on thousands of random examples; not in CI
-#   make test-browser  the dashboard in headless Chromium; part of `make check` too
+#   make test-browser  the dashboard in headless Chromium
 #   make test-real   the same promises in front of real vLLM servers (minutes, gigabytes; not in CI)
 #   make clean       forget .venv and every cache
 
@@ -27,10 +27,8 @@ test test-browser test-slow test-real: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.with-test
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-check: export REQUIRE_PROMTOOL = 1
 check: lint
 	$(MAKE) test
-	$(MAKE) test-browser
 
 lint: $(VENV)/.with-test,dev
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """promtool, Prometheus' own checker: a part of Debian's package prometheus.
 
-Owns where it is found and what becomes of a test without it: `make check` (REQUIRE_PROMTOOL) fails, anywhere else the
-test says that it checked less.
+Owns where it is found and what becomes of a test without it: the test says that it checked less; with REQUIRE_PROMTOOL
+set it fails.
 """
 
 from __future__ import annotations
