@@ -59,7 +59,7 @@ async def test_b82_every_name_of_kv_utilization_is_read_and_keeps_keyless_traffi
                 0.95, 0.95, 0.95, 0.05,
             ]  # fmt: skip
             assert seen.sum("stickyroute_backend_effective_weight", backend="free") == 1
-            assert seen.sum("stickyroute_backend_effective_weight") < 2.5
+            assert seen.sum("stickyroute_backend_effective_weight") < 3.5
             async with await proxy.client() as client:
                 for _ in range(12):
                     assert (await client.ask(request(chat()))).status == 200
@@ -119,7 +119,7 @@ async def test_b87_figures_that_grow_old_count_for_nothing_and_only_theirs() -> 
         b.on("/metrics", reply(200, told(KV_NAMES[0], 0.1), fields=plain))
         await proxy.until_metrics(lambda samples: samples.sum("stickyroute_backend_kv_utilization") > 1.06)
         weight = (await proxy.metrics()).sum("stickyroute_backend_effective_weight", backend="a")
-        assert weight < 0.5
+        assert weight < 0.9
         a.on("/metrics", reply(500, b"broken"))
         age = "stickyroute_backend_sample_age_seconds"
         await proxy.until_metrics(lambda samples: samples.sum(age, backend="a") > 0.2)
