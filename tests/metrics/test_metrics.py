@@ -392,7 +392,8 @@ def test_model_names_of_clients_fold_into_other() -> None:
     assert requests[labelled(pool="other", backend="a", status="2xx", reason="home")] == 5002
 
 
-def test_engines_that_list_very_many_models_share_other() -> None:
+def test_engines_that_list_very_many_models_share_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "MAX_POOLS", 50)
     names = [f"lora-{number}" for number in range(2 * counters.MAX_POOLS)]
     metrics = metrics_of(FakeFleet(models=names))
     for name in names:

@@ -80,8 +80,8 @@ async def test_nothing_is_lost_or_run_twice_when_a_backend_is_killed_under_load(
         fake_process("c", tmp_path) as c,
         run_proxy([{"name": p.name, "url": p.url} for p in (a, b, c)]) as proxy,
     ):
-        count = 900
-        seen = await kill_under_load(proxy, [a, b, c], count, die_at=300)
+        count = 450
+        seen = await kill_under_load(proxy, [a, b, c], count, die_at=150)
         assert seen.other == []
         assert len(seen.well) + len(seen.cut) == count
         assert set(seen.cut) <= set(a.begun)  # only what had begun on the dead one was cut, and visibly
@@ -94,13 +94,13 @@ async def test_nothing_is_lost_or_run_twice_when_a_backend_is_killed_under_load(
         begun = Counter(a.begun + b.begun + c.begun)
         assert {name for name, times in begun.items() if times > 1} <= set(a.begun) - set(a.ended)
         assert a.ended  # it did work before
-        assert len(b.ended) > 50
+        assert len(b.ended) > 25
         await proxy.settled()
         assert (await proxy.metrics()).sum("stickyroute_backend_available") == 2
 
         async with fake_process("a2", tmp_path, port=a.port) as back:  # and when it returns it works again
             await proxy.until_metrics(lambda s: s.sum("stickyroute_backend_available") == 3)
-            numbers, after = list(range(count, count + 200)), Seen()
+            numbers, after = list(range(count, count + 100)), Seen()
             await asyncio.gather(*(load(proxy, numbers, after) for _ in range(20)))
-            assert (len(after.well), after.cut, after.other) == (200, [], [])
+            assert (len(after.well), after.cut, after.other) == (100, [], [])
             assert back.ended

@@ -32,11 +32,11 @@ async def test_b110_hundreds_of_clients_are_served_at_once() -> None:
         for fake in three:
             fake.on(CHAT, stream(events(5), gap_s=0.02))
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(proxy.ask(chat(f"{i}", stream=True))) for i in range(500)]
+            asked = [group.create_task(proxy.ask(chat(f"{i}", stream=True))) for i in range(300)]
         assert {task.result().status for task in asked} == {200}
         assert {task.result().body for task in asked} == {b"".join(events(5))}
         samples = await proxy.metrics()
-        assert samples.sum("stickyroute_requests_total", status="2xx") == 500
+        assert samples.sum("stickyroute_requests_total", status="2xx") == 300
         assert samples.sum("stickyroute_backend_in_flight") == 0
 
 
@@ -77,7 +77,7 @@ async def test_connections_that_come_and_go_leave_no_sockets_behind() -> None:
     async with fakes() as fake, serve_process([fake], "--set", "timeouts.upstream_idle_s=0.1") as proxy:
         samples = await proxy.metrics()
         before = samples.sum("process_open_fds")
-        for _ in range(10):
+        for _ in range(5):
             await asyncio.gather(*(proxy.ask(chat(f"{i}")) for i in range(30)))
         await fake.until(lambda: len(fake.open) <= 1, 10)  # the watchers keep one
         await proxy.until_metrics(lambda s: s.sum("process_open_fds") <= before + 1)
