@@ -9,8 +9,9 @@
     decode     requests in flight there x what each adds to an answer
     stall      recompute x requests in flight there x the part that their pause counts: a prompt stops who decodes
 
-All are divided by the backend's weight over the mean weight, and by its room. Owns the formula, and how a
-request's size and what is held of it become tokens. Reads the fleet's figures and changes nothing.
+All are divided by the backend's weight over the mean weight, and, for a prompt of which nobody holds any, by its room.
+Owns the formula, and how a request's size and what is held of it become tokens.
+Reads the fleet's figures and changes nothing.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
     flat, behind = _prices(loads)
     decode_s = loads.decode_s
     backlog, token_s, in_flight = read(loads.backlog_tokens), read(loads.token_s), read(loads.in_flight)
+    new = missing is None
     if missing is None:
         missing = [tokens] * len(token_s)
     costs = [
@@ -117,17 +119,17 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
         + count * decode_s
         for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
     ]
-    if loads.tight:
+    if new and loads.tight:  # what is held somewhere is better left there: docs/adr/0007
         costs = [cost_s / room for cost_s, room in zip(costs, read(loads.room), strict=True)]
     if view.even:
         return costs
     return [cost_s / weight for cost_s, weight in zip(costs, view.relative_weights, strict=True)]
 
 
-def terms(view: FleetView, member: int, tokens: float, missing: float) -> Terms:
-    """The same for one member, of which `missing` tokens count as to be computed, term by term."""
+def terms(view: FleetView, member: int, missing: float, new: bool = False) -> Terms:
+    """The same for one member, which has `missing` tokens to compute, term by term; `new`: nobody holds any."""
     loads, slot = view.loads, view.slots[member]
-    relative = view.relative_weights[member] * loads.room[slot]
+    relative = view.relative_weights[member] * (loads.room[slot] if new else 1.0)
     recompute_s = missing * loads.token_s[slot]
     backlog_s = loads.backlog_tokens[slot] * loads.token_s[slot]
     flat, behind = _prices(loads)

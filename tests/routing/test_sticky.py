@@ -100,6 +100,16 @@ def test_decoding_sequences_count() -> None:
     assert choose(view, NO_KEY) == (1, "no_key")
 
 
+def test_at_rest_less_than_a_step_is_no_reason_to_leave_home() -> None:
+    """64 tokens of a system prompt that only another backend holds: 3 ms, and a step is 20."""
+    view = pool([1, 1, 1])
+    view.loads.step_s = 0.02
+    for key in spread(30):
+        away = next(member for member in range(3) if member != view.ring.home(key))
+        keep(view, away, prompt(1))
+        assert choose(view, prompt(1, 2, key=key)) == (view.ring.home(key), "home")
+
+
 def test_a_prompt_is_computed_where_it_stops_the_fewest() -> None:
     """Where a request in flight counts nothing by itself, it still counts for work that would pause it."""
     view = pool([1, 1], loads=[20, 0])

@@ -72,7 +72,9 @@ class Sticky(Policy):
         tokens = prompt_tokens(keys, view)
         found = missing_tokens(keys, view, tokens)
         return {
-            view.slots[member]: terms(view, member, tokens, tokens if found is None else found[0][member])
+            view.slots[member]: terms(
+                view, member, tokens if found is None else found[0][member], found is None
+            )
             for member in view.placed
         }
 
@@ -82,12 +84,16 @@ class Sticky(Policy):
         """The first candidate on the ring that costs nearly the least, else the one that does."""
         least = min(costs) if len(members) == len(costs) else min([costs[member] for member in members])
         near = least * self._near
+        at_rest = least + view.loads.step_s  # first tokens come with a step: less is not seen
         key = keys.affinity
         if key is None:
             return view.take_turn(view.least_loaded([m for m in members if costs[m] <= near]))
         for place in _places(keys):
             member = view.ring.home(place)
-            if costs[member] <= near and member in members:
+            if member not in members:
+                continue
+            cost_s = costs[member]
+            if cost_s <= near or (cost_s <= at_rest and not view.in_flight[view.slots[member]]):
                 return member
         cheapest = [member for member in members if costs[member] <= least]
         if len(cheapest) == 1:
