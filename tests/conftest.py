@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -32,6 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Several workers have one server of processes."""
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         share()
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests live to the end of the run: the collector need not look at them again and again."""
+    gc.freeze()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -89,7 +89,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_no_simple_policy_beats_it_by_more_than_noise(name: str) -> None:
     def mean_s(policy: str) -> float:
-        workload = make_workload(name, {**WORKLOADS[name], "seconds": 25})
+        workload = make_workload(name, {**WORKLOADS[name], "seconds": 15})
         return summarize(Replay(workload, policy, SMALL).run()).ttft_mean_s
 
     best_s = min(mean_s(policy) for policy in ("round_robin", "power_of_two", "ring", "bounded_ring"))

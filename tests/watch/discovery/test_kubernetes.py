@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trustme
-from kubernetes_asyncio.config import incluster_config
 
 from stickyroute.settings import DiscoverySettings
 from stickyroute.watch.discovery import kubernetes, places
@@ -185,8 +184,9 @@ async def test_a_pod_s_own_service_account_is_used(tmp_path: Path, monkeypatch: 
     token, ca = tmp_path / "token", tmp_path / "ca.crt"
     token.write_text("pod-token")
     authority.cert_pem.write_to_path(ca)
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(ca))
+    incluster = "kubernetes_asyncio.config.incluster_config"  # by name: it takes half a second to load
+    monkeypatch.setattr(f"{incluster}.SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(f"{incluster}.SERVICE_CERT_FILENAME", str(ca))
     namespace = tmp_path / "namespace"
     namespace.write_text("llm\n")
     monkeypatch.setattr(kubernetes, "_NAMESPACE_FILE", namespace)
