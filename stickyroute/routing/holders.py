@@ -28,6 +28,7 @@ _STAMPS: Final = array("I", bytes(4 * PLACES))
 _SLOTS: Final = array("H", bytes(2 * PLACES))
 _WIDES: Final = array("H", [WIDE] * PLACES)
 _LINE_BYTES: Final = 64  # for lines, per row: one each for 16 backends
+_MANY_LINES: Final = 16_384
 _LINE_STEP: Final = 16  # backends: lines become longer by so many
 
 
@@ -198,15 +199,19 @@ class Holders:
                 self.stamps[at : at + PLACES] = _STAMPS
         self._free = [line for line in self._free if line < limit]
         used = self._used = min(limit, self._used)
-        before, old = self._lines, self._stride
-        lines = array("I", [0]) * (limit * stride)
-        if count < used:  # the fewer steps
+        lines, old, size = self._lines, self._stride, limit * stride
+        if used <= _MANY_LINES:  # in place, from the end: what is not in use is made blank when it is taken
+            lines.extend(array("I", bytes(4 * max(0, size - len(lines)))))
+            blank = array("I", bytes(4 * (stride - count)))
+            for line in range(used - 1, -1, -1):
+                lines[line * stride : line * stride + count] = lines[line * old : line * old + count]
+                lines[line * stride + count : (line + 1) * stride] = blank
+            del lines[size:]
+        else:  # slot by slot, which are fewer
+            self._lines = array("I", bytes(4 * size))
             for slot in range(count):
-                lines[slot : used * stride : stride] = before[slot : used * old : old]
-        else:
-            for line in range(used):
-                lines[line * stride : line * stride + count] = before[line * old : line * old + count]
-        self._lines, self._stride = lines, stride
+                self._lines[slot : used * stride : stride] = lines[slot : used * old : old]
+        self._stride = stride
         self._line_rows = self._line_rows[:limit]
         self._line_rows.extend(array("I", bytes(4 * (limit - len(self._line_rows)))))
         self._hand = 0

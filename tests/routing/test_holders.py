@@ -118,7 +118,12 @@ def test_a_line_goes_over_from_who_no_longer_needs_it() -> None:
     assert old == [4] * 64
 
 
-def test_slots_are_added_while_it_runs_and_what_is_held_stays() -> None:
+@pytest.mark.parametrize("many_lines", [0, 16_384])
+def test_slots_are_added_while_it_runs_and_what_is_held_stays(
+    monkeypatch: pytest.MonkeyPatch, many_lines: int
+) -> None:
+    """Whichever way lines become longer."""
+    monkeypatch.setattr("stickyroute.routing.holders._MANY_LINES", many_lines)
     index = Index(1 << 10, [1e6] * 2)
     chain = chain_of(*range(9))
     insert(index, 1, chain[:5])
