@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from stickyroute.fleet import BackendSpec, Fleet, Lease
+from stickyroute.fleet import BackendSpec, Fleet, Lease, Tuning
 from stickyroute.openai.request import parse
 from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage
@@ -22,10 +22,11 @@ from stickyroute.routing.view import FleetView
 
 PREFIXES = Prefixes(256, 1 << 20)
 USERS = 12
+SMALL = Tuning(index_entries=1 << 14)  # the default takes longer to make than most tests
 
 
 def fleet(count: int = 3) -> Fleet:
-    return Fleet([BackendSpec(f"b{i}", "http", "127.0.0.1", 8000 + i) for i in range(count)], vnodes=64)
+    return Fleet([BackendSpec(f"b{i}", "http", "127.0.0.1", 8000 + i) for i in range(count)], 64, SMALL)
 
 
 def turns(rand: Random, count: int) -> Iterator[RequestKeys]:

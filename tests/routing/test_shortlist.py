@@ -7,13 +7,14 @@ from collections import Counter
 
 import pytest
 
-from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.fleet import BackendSpec, Fleet, Tuning
 from stickyroute.routing.keys import RequestKeys, candidate_keys
 from stickyroute.routing.policies.sticky import Sticky
 from stickyroute.routing.router import Router
 from stickyroute.routing.shortlist import FEW, shortlist
 
 COUNT = 100
+SMALL = Tuning(index_entries=1 << 14)  # for a thousand prompts of eight blocks
 
 
 def fleet_of(count: int = COUNT, weights: dict[int, int] | None = None) -> Fleet:
@@ -21,6 +22,7 @@ def fleet_of(count: int = COUNT, weights: dict[int, int] | None = None) -> Fleet
     return Fleet(
         [BackendSpec(f"b{i}", "http", "127.0.0.1", 8000 + i, weight=weights.get(i, 1)) for i in range(count)],
         32,
+        SMALL,
     )
 
 
@@ -117,7 +119,7 @@ def test_a_pool_of_some_of_the_fleets_backends() -> None:
         BackendSpec(f"b{i}", "http", "127.0.0.1", 8000 + i, models=("even" if i % 2 == 0 else "odd",))
         for i in range(COUNT)
     ]
-    fleet, router = Fleet(specs, 32), Router(Sticky(), random.Random(4))
+    fleet, router = Fleet(specs, 32, SMALL), Router(Sticky(), random.Random(4))
     pool = fleet.pool("odd")
     assert pool is not None
     talk = keys_of(5)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from stickyroute import __version__
 from stickyroute.control import Deps, build_admin
-from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.fleet import BackendSpec, Fleet, Tuning
 from stickyroute.metrics import Metrics
 from stickyroute.settings import Settings
 
@@ -53,7 +53,7 @@ async def admin_port(
     *names: str, deps: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[AdminPort]:
     """A fleet of backends called `names`, and the port over it; `settings` are the configuration's."""
-    fleet = Fleet([spec(name) for name in names or ("a", "b")], vnodes=16)
+    fleet = Fleet([spec(name) for name in names or ("a", "b")], 16, Tuning(index_entries=4096))
     made = Settings(backends=[{"name": "a", "url": "http://127.0.0.1:1"}], **settings)
     port = AdminPort(fleet, Metrics(fleet, __version__), made)
     app = build_admin(Deps(fleet=fleet, metrics=port.metrics, settings=lambda: port.settings, **(deps or {})))
