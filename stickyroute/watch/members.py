@@ -5,16 +5,22 @@ Owns the following of the fleet's members by its watches. Must not know what the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from stickyroute.clock import monotonic
 from stickyroute.fleet import Backend, BackendSpec, Fleet
 from stickyroute.watch.ask import Asker, Contexts
 from stickyroute.watch.supervisor import Supervisor
 
-__all__ = ["Askers", "MemberTasks", "stretched_s"]
+__all__ = ["Askers", "MemberTasks", "stretched_s", "together_s"]
 
 T = TypeVar("T")
+
+MANY = 32
+TURN_S = 0.25
+"""Of more than `MANY` members those that are due within this time are asked in one go."""
 
 
 def stretched_s(interval_s: float, members: int, most_a_second: float) -> float:
@@ -23,6 +29,17 @@ def stretched_s(interval_s: float, members: int, most_a_second: float) -> float:
 
 
 _Way = tuple[str, str, int, str, str | None, str | None, bool]
+
+
+def together_s(pause_s: float, members: int) -> float:
+    """`pause_s`, stretched so that of many members those that are due at about the same time wake together.
+
+    To wake an idle process costs more than to ask: 25 us for a question among others, 370 us for one by itself.
+    """
+    if members < MANY:
+        return pause_s
+    now_s = monotonic()
+    return math.ceil((now_s + pause_s) / TURN_S) * TURN_S - now_s
 
 
 def _way(spec: BackendSpec) -> _Way:

@@ -20,7 +20,7 @@ from stickyroute.fleet import Backend, BackendSpec, Fleet
 from stickyroute.fleet.health import Outcome
 from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.clock import FleetClock
-from stickyroute.watch.members import Askers, MemberTasks, stretched_s
+from stickyroute.watch.members import Askers, MemberTasks, stretched_s, together_s
 
 __all__ = ["ModelsWatch"]
 
@@ -112,9 +112,12 @@ class ModelsWatch:
                 await self._ask(question)
             finally:
                 question.answered.set()
-            every_s = stretched_s(self.interval_s, len(self._tasks), MOST_A_SECOND)
+            members = len(self._tasks)
+            every_s = stretched_s(self.interval_s, members, MOST_A_SECOND)
             try:
-                async with asyncio.timeout(every_s * random.uniform(1 - JITTER, 1 + JITTER)):
+                async with asyncio.timeout(
+                    together_s(every_s * random.uniform(1 - JITTER, 1 + JITTER), members)
+                ):
                     await question.due.wait()
             except TimeoutError:
                 continue

@@ -22,13 +22,14 @@ from stickyroute.fleet import Backend, Fleet
 from stickyroute.fleet.health import Outcome
 from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.clock import FleetClock
-from stickyroute.watch.members import Askers, MemberTasks, stretched_s
+from stickyroute.watch.members import Askers, MemberTasks, stretched_s, together_s
 
 __all__ = ["ProbeWatch"]
 
 JITTER = 0.1
-MOST_A_SECOND = 50.0
-"""Looks at all backends together; with more the interval is stretched, but not for those whose looks fail."""
+MOST_A_SECOND = 30.0
+"""Looks at all backends together; with more the interval is stretched, but not for those whose looks fail. Fewer than
+pages of metrics, so that in a large fleet those spare nearly all looks; a page that fails brings one on at once."""
 REPLY_BYTES = 1024 * 1024
 _LAST_PATH = "/v1/models"
 _PATHS = {"sglang": ("/ready", "/ping", _LAST_PATH)}
@@ -107,7 +108,8 @@ class ProbeWatch:
                     every_s = stretched_s(every_s, len(self._tasks), MOST_A_SECOND)
                 pause_s = every_s * random.uniform(1 - JITTER, 1 + JITTER)
                 try:
-                    async with asyncio.timeout(max(0.0, began_s + pause_s - monotonic())):
+                    left_s = max(0.0, began_s + pause_s - monotonic())
+                    async with asyncio.timeout(together_s(left_s, len(self._tasks))):
                         await patient.due.wait()
                     break
                 except TimeoutError:

@@ -17,7 +17,7 @@ from stickyroute.fleet.sample import Sample
 from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.engine_loads import read_loads
 from stickyroute.watch.engine_metrics import PageReader
-from stickyroute.watch.members import Askers, MemberTasks, stretched_s
+from stickyroute.watch.members import Askers, MemberTasks, stretched_s, together_s
 
 __all__ = ["ScrapeWatch"]
 
@@ -28,7 +28,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 BACKOFF_LAST_S = 60.0
 """The longest pause while a backend that can be reached has no metrics for us (or the interval, if longer)."""
 JITTER = 0.1
-MOST_A_SECOND = 50.0
+MOST_A_SECOND = 40.0
 """Pages of all backends together; with more the interval is stretched."""
 
 
@@ -87,7 +87,8 @@ class ScrapeWatch:
             failures = failures + 1 if reachable and not await self._scrape(scrape) else 0
             every_s = stretched_s(self.interval_s, len(self._tasks), MOST_A_SECOND)
             pause_s = min(max(every_s, BACKOFF_LAST_S), every_s * 2.0 ** min(failures, 16))
-            await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
+            pause_s *= random.uniform(1 - JITTER, 1 + JITTER)
+            await asyncio.sleep(together_s(pause_s, len(self._tasks)))
 
     async def _scrape(self, scrape: _Scrape) -> bool:
         """Ask once; whether a sample came."""

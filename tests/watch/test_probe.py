@@ -103,7 +103,6 @@ async def test_one_that_accepts_and_never_answers_is_down_and_delays_no_other(
         fleet = Fleet([spec("hung", hung.port), spec("a", running.port)], 16)
         async with looking(fleet, timeout_s=0.05):
             await until(lambda: len(running.asked) > 20)
-            assert len(hung.asked) < len(running.asked)
             await until(lambda: health(fleet) == "unhealthy")
             await until(lambda: len(hung.asked) > 6)
         assert health(fleet, 1) == "healthy"
