@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from stickyroute.http.listener import ClientConnection
     from stickyroute.http.upstream import UpstreamConnection
 
-# The end of a reply as it is kept: pieces, and of each so many bytes.
-_TAIL_PIECES = 8
+_TAIL_PIECES = 8  # the end of a reply as it is kept, and of each piece so many bytes
 _TAIL_PIECE_BYTES = 4096
 _ENDING = 64  # what a stream says of itself at its end is longer; as in `lane`
 _BODILESS = frozenset({204, 304})
@@ -91,10 +90,9 @@ class Relay(RelayHandler):
         self.tail: deque[bytes] | None = None  # the last pieces of the body, where the subclass wants them
         self.last = b""  # the last piece of some length: of the lane in its framing, else only without a tail
         self._before = b""  # the one before it, if that did not go through the lane
-        # What is known of a reply that may not be one: its head, since when, and what came of its body.
-        self._doubt: tuple[int, bytes, dict[bytes, bytes], list[bytes]] | None = None
-        self._doubt_s = 0.0
-        self._kept = b""
+        self._doubt: tuple[int, bytes, dict[bytes, bytes], list[bytes]] | None = None  # head that may be none
+        self._doubt_s = 0.0  # since when
+        self._kept = b""  # what came of its body
         self.sieve: Sieve | None = None  # what takes bytes out of the body, of an uncoded stream only
         self.paused = False
         self._heard = -1
@@ -186,19 +184,18 @@ class Relay(RelayHandler):
         assert doubt is not None
         opening = self._kept + data
         good = self.judge(doubt[0], opening, last)
-        if good is None:
-            self._kept = opening
-            return b""
-        self._doubt, self._kept = None, b""
+        self._kept = opening if good is None else b""
+        if good is not None:
+            self._doubt = None
         if not good:
             return b""
         self._take_head(*doubt)
         return opening
 
     def _let_go(self) -> None:
-        """Pass on what was held back of a reply in doubt: waiting any longer would do harm."""
-        doubt, self._doubt = self._doubt, None
-        kept, self._kept = self._kept, b""
+        """Pass on what was held back of a reply in doubt."""
+        doubt, kept = self._doubt, self._kept
+        self._doubt, self._kept = None, b""
         if doubt is not None:
             self._take_head(*doubt)
             if kept:
