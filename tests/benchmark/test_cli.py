@@ -79,7 +79,7 @@ def test_a_mistake_on_the_command_line_is_one_line(capsys: pytest.CaptureFixture
 
 def test_the_demo_plays_both_policies_and_ends() -> None:
     out = io.StringIO()
-    assert run_demo(once=True, seconds=1.5, out=out) == 0
+    assert run_demo(once=True, seconds=0.7, out=out) == 0
     text = out.getvalue()
     assert "round_robin" in text
     assert "sticky" in text

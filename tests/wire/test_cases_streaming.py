@@ -114,14 +114,14 @@ async def test_b35_no_total_timeout_cuts_a_long_generation() -> None:
 async def test_b37_a_pooled_socket_that_the_engine_is_closing_loses_and_doubles_nothing() -> None:
     """The backend closes idle sockets at the very moment the next request comes, over and over."""
     async with fakes(idle_close_s=0.02) as fake, run_proxy([fake]) as proxy, await proxy.client() as client:
-        for i in range(200):
+        for i in range(100):
             answer = await client.ask(request())
             assert answer.status == 200
             if i % 2:
                 await asyncio.sleep(0.019 + 0.002 * (i % 10) / 10)
         ids = [call.request_id for call in fake.completed if call.method == "POST"]
-        assert len(ids) == len(set(ids)) == 200
-        assert len({call.connection for call in fake.requests}) > 20  # sockets were closed between requests
+        assert len(ids) == len(set(ids)) == 100
+        assert len({call.connection for call in fake.requests}) > 10  # sockets were closed between requests
 
 
 async def test_b37_a_reused_socket_that_yields_no_byte_is_replaced_every_time() -> None:
