@@ -352,3 +352,13 @@ def test_the_snapshot_is_json_without_secrets() -> None:
     }
     assert shown["pools"] == [{"model": "m1", "backends": ["a", "b"]}]
     assert "engine-secret" not in repr(two.backends) + str(shown)
+
+
+def test_one_that_has_not_told_its_models_is_not_used_for_want_of_others_of_its_kind() -> None:
+    """Found by bench/chaos: a backend renamed while it hung was a group of its own, and all of that were out."""
+    fleet = Fleet([spec("a"), spec("b"), spec("c")], 16)
+    for slot in (0, 1):
+        fleet.record_models(slot, [{"id": "m"}])
+    for second in range(3):
+        fleet.record_probe(2, False, float(second), "no answer in time")
+    assert list(fleet.available) == [1, 1, 0]
