@@ -32,15 +32,16 @@ _STEP_S = 0.02  # one step of an engine, until first tokens tell
 _DECODE_STEP_S = 1e-4  # what a running sequence adds to a step, until pauses between tokens tell
 _ANSWER_TOKENS = 200.0
 _RATE_UNIT_TOKENS = 2000.0
-_DOUBT = 3.0  # standard errors within which a backend is as fast as the others; see docs/adr/0007
+_DOUBT = 3.0  # standard errors within which a backend is as fast as the others; see docs/adr/0009
 _COMMON_DECAY = 0.998  # of the line through everybody's points: about the last 500
-_REACH = 2.0  # capacities for which a block is looked for where it was; see docs/adr/0007
+_REACH = 2.0  # capacities for which a block is looked for where it was; see docs/adr/0009
 _DECODE_UNIT = 8.0  # sequences
 _MANY = 64  # backends: to look at all for each request would be most of what it costs
 _SETTLE_S = 0.002
 _MEMORY_S = 20.0  # how far back arrivals are counted
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0006
+_STALL_LIMIT = 0.5  # of a pause between tokens, as a part of time to first token; see docs/adr/0009
 _TOKEN_SHARE_LIMIT = 2.0  # tokens in the cache for one of a prompt in flight
 _TOTALS = 16_384  # conversations whose length in tokens is remembered, some 250 bytes each
 _MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
@@ -72,6 +73,7 @@ class Books:
         self._counted_s = 0.0
         self._settled_s = -1.0
         self._stay = Mean(0.0, 0.02)
+        self._first = Mean(0.0, 0.02)
         self._block = [1] * count  # tokens in a block of the engine's, until its metrics tell
         self._told: dict[tuple[int, ...], int] = {}  # by pool: prompts whose length in tokens was told
         # By a conversation's last block: its prompt's tokens, its answer's, and the prompt's bytes.
@@ -207,6 +209,7 @@ class Books:
             loads.token_s[slot] = toward(rate.slope, self._common.slope, _DOUBT * rate.error)
             loads.step_s += 0.02 * (rate.base - loads.step_s)
         loads.kappa.record(ttft_s, rate.base + lease.missing_tokens * rate.slope)
+        self._first.add(ttft_s)
 
     def usage(self, lease: Lease, usage: Usage, now_s: float) -> None:
         """The reply told its tokens."""
@@ -256,7 +259,9 @@ class Books:
             loads.index.forget(slot, lease.keys.chain[lease.held_blocks :])
         elif now_s is not None:
             self._stay.add(now_s - lease.began_s)
-            loads.stay_s = self._stay.value
+            loads.stay_s = stay_s = self._stay.value
+            # An answer that takes a tenth longer is as bad as a first token that comes a tenth later.
+            loads.stall = min(_STALL_LIMIT, self._first.value / stay_s) if stay_s > 0.0 else 0.0
 
     # As time passes.
 

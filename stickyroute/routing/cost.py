@@ -7,7 +7,7 @@
                empty again, which are (backlog + recompute) x arrivals / (1 - busy); or kappa x recompute
                where kappa is fixed
     decode     requests in flight there x what each adds to an answer
-    stall      recompute x requests in flight there x the part that their pause counts: a prompt stops who decodes
+    stall      recompute x requests in flight there x what their pause counts: a prompt stops who decodes
 
 All are divided by the backend's weight over the mean weight, and, for a prompt of which nobody holds any, by its room.
 Owns the formula, and how a request's size and what is held of it become tokens.
@@ -28,7 +28,6 @@ __all__ = ["KV_HIGH_WATER", "Terms", "costs_s", "missing_tokens", "prompt_tokens
 KV_HIGH_WATER = 0.8
 """Above this share of its cache in use an engine's first tokens tell of its cache and no more of its speed."""
 
-_STALL_SHARE = 0.03  # of a pause between tokens, as a part of time to first token; see docs/adr/0007
 _BUSY_LIMIT = 0.9  # at saturation every queue would count as endless
 
 
@@ -110,16 +109,16 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
     flat, behind = _prices(loads)
     decode_s = loads.decode_s
     backlog, token_s, in_flight = read(loads.backlog_tokens), read(loads.token_s), read(loads.in_flight)
+    stall = loads.stall
     new = missing is None
     if missing is None:
         missing = [tokens] * len(token_s)
     costs = [
         # backlog + recompute x (flat + stall x in flight + behind x (backlog + recompute)), in seconds
-        each_s * (ahead + own * (flat + _STALL_SHARE * count + behind * each_s * (ahead + own)))
-        + count * decode_s
+        each_s * (ahead + own * (flat + stall * count + behind * each_s * (ahead + own))) + count * decode_s
         for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
     ]
-    if new and loads.tight:  # what is held somewhere is better left there: docs/adr/0007
+    if new and loads.tight:  # what is held somewhere is better left there: docs/adr/0009
         costs = [cost_s / room for cost_s, room in zip(costs, read(loads.room), strict=True)]
     if view.even:
         return costs
@@ -138,7 +137,7 @@ def terms(view: FleetView, member: int, missing: float, new: bool = False) -> Te
         recompute_s / relative,
         recompute_s * (flat - 1.0 + behind * (backlog_s + recompute_s)) / relative,
         loads.in_flight[slot] * loads.decode_s / relative,
-        recompute_s * _STALL_SHARE * loads.in_flight[slot] / relative,
+        recompute_s * loads.stall * loads.in_flight[slot] / relative,
     )
 
 

@@ -30,13 +30,14 @@ class Loads:
     For the whole fleet: `arrivals_s`, requests a second for one backend, and `busy`, the part of the time, 0 to
     1, that it spends on prompts, both over the last seconds; `step_s`, what a first token takes apart from its
     tokens; `decode_s`, what one more running sequence counts for an answer; `answer_tokens` and `stay_s`, mean
-    length of an answer and time in flight.
+    length of an answer and time in flight; `stall`, what a second in which a running sequence stands still counts, in
+    seconds of time to first token.
     """
 
     __slots__ = (
         "answer_tokens", "arrivals_s", "backlog_tokens", "busy", "capacity_tokens", "decode_s", "in_flight",
-        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "recent", "room", "stay_s", "step_s",
-        "tight", "token_s", "trust",
+        "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "recent", "room", "stall", "stay_s",
+        "step_s", "tight", "token_s", "trust",
     )  # fmt: skip
 
     def __init__(
@@ -69,3 +70,4 @@ class Loads:
         self.decode_s = 0.0
         self.answer_tokens = 0.0
         self.stay_s = 0.0
+        self.stall = 0.0

@@ -320,6 +320,20 @@ def test_what_a_running_sequence_costs_the_others_is_learned_from_pauses() -> No
 # Failures and restarts.
 
 
+@pytest.mark.parametrize(
+    ("first_s", "stay_s", "stall"), [(0.2, 8.0, 0.025), (0.1, 0.5, 0.2), (0.9, 1.0, 0.5)]
+)
+def test_a_pause_counts_by_what_it_is_of_an_answer(first_s: float, stay_s: float, stall: float) -> None:
+    """As a longer wait for the first token: in proportion to either, half of it at most."""
+    two = fleet()
+    assert two.loads.stall == 0.0
+    for number in range(300):
+        held = lease(two, 0, prompt("a", 100), 10.0 * number)
+        held.first_token(10.0 * number + first_s)
+        held.release(10.0 * number + stay_s)
+    assert two.loads.stall == pytest.approx(stall, rel=0.01)
+
+
 def test_what_was_never_answered_was_never_cached() -> None:
     two = fleet()
     done = lease(two, 0, prompt("talk ", 640), 0.0)

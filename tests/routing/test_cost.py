@@ -80,7 +80,7 @@ def test_every_term_by_its_name() -> None:
     view = pool([1, 1], loads=[3, 0])
     loads = view.loads
     loads.backlog_tokens[0] = 1000.0
-    loads.arrivals_s, loads.busy = 2.0, 0.5
+    loads.arrivals_s, loads.busy, loads.stall = 2.0, 0.5, 0.03
     shown = terms(view, 0, 300.0)
     assert shown == pytest.approx((0.05, 0.015, 0.26 * 0.015, 0.06, 3 * 0.03 * 0.015))
     assert shown.cost_s == pytest.approx(sum(shown))
@@ -97,6 +97,7 @@ def test_a_fixed_kappa_is_a_flat_price() -> None:
 def test_a_hit_stops_nobody() -> None:
     """Work where many decode is dear; nothing to compute there costs them nothing."""
     view = pool([1, 1], loads=[30, 0])
+    view.loads.stall = 0.03
     assert terms(view, 0, 0.0).stall_s == 0.0
     assert terms(view, 0, 300.0).stall_s > 0.0
     assert terms(view, 1, 300.0).stall_s == 0.0
@@ -138,7 +139,7 @@ def test_the_decision_worked_out_in_the_docs() -> None:
     """docs/routing.md: three backends, what each has waiting, holds and runs, and what each costs."""
     view = pool([1, 1, 1], loads=[5, 2, 1])
     loads = view.loads
-    loads.decode_s, loads.arrivals_s, loads.busy = 0.01, 2.0, 0.5
+    loads.decode_s, loads.arrivals_s, loads.busy, loads.stall = 0.01, 2.0, 0.5, 0.15 / 5.0
     for slot, tokens in enumerate((6000.0, 3000.0, 500.0)):
         loads.backlog_tokens[slot] = tokens
     missing = [200.0, 3400.0, 3400.0]

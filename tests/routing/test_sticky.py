@@ -113,7 +113,7 @@ def test_at_rest_less_than_a_step_is_no_reason_to_leave_home() -> None:
 def test_a_prompt_is_computed_where_it_stops_the_fewest() -> None:
     """Where a request in flight counts nothing by itself, it still counts for work that would pause it."""
     view = pool([1, 1], loads=[20, 0])
-    view.loads.decode_s = 0.0
+    view.loads.decode_s, view.loads.stall = 0.0, 0.03
     for key in spread(20):
         assert choose(view, prompt(1, 2, key=key)).slot == 1
 
