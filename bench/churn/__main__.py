@@ -111,7 +111,11 @@ async def churn(reloads: int, updates: int, seed: int) -> dict[str, Any]:
         for number in range(reloads):
             weights = [{**b, "weight": rand.randrange(1, 4)} for b in base["backends"][: 1 + number % 2]]
             await reload(
-                {"backends": weights, "policy": rand.choice(POLICIES), "hold": {"requests": rand.randrange(3)}}
+                {
+                    "backends": weights,
+                    "policy": rand.choice(POLICIES),
+                    "hold": {"requests": rand.randrange(3)},
+                }
             )
             await say_hello()
         for number in range(updates):
@@ -147,7 +151,9 @@ async def churn(reloads: int, updates: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.churn", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.churn", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--reloads", type=int, default=300)
     parser.add_argument("--updates", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -58,7 +58,11 @@ def test_no_secret_is_in_a_change() -> None:
     new = settings(
         backends=[{**A, "api_key": "secret-3"}, {**B, "api_key": "secret-4"}], admin_token="secret-5"
     )
-    assert [change.path for change in changes(old, new)] == ["admin_token", "backends.a.api_key", "backends.b"]
+    assert [change.path for change in changes(old, new)] == [
+        "admin_token",
+        "backends.a.api_key",
+        "backends.b",
+    ]
     assert "secret-" not in repr(changes(old, new))
 
 
