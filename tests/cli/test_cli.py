@@ -97,7 +97,7 @@ def test_check_prints_the_settings_in_force(capsys: pytest.CaptureFixture[str], 
     shown = yaml.safe_load(output.out)
     assert shown["backends"][0] == {
         "name": "a:1", "url": "http://a:1", "weight": 1, "api_key": "**********", "ca": None,
-        "tls_verify": True, "models": None, "max_in_flight": None, "events": None,
+        "tls_verify": True, "models": None, "max_in_flight": None, "events": None, "engine": None,
     }  # fmt: skip
     assert shown["policy"] == "ring"
     assert shown["timeouts"]["connect_s"] == 2.0
