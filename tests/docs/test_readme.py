@@ -101,7 +101,7 @@ def test_the_demo_ends_with_its_table() -> None:
     """All that `make demo` does, but for staying up, in less time. The sticky fleet finds more in its caches."""
     words = shlex.split(recipe("demo").splitlines()[-1])
     assert Path(words[0]).name == "stickyroute"
-    outcome = run(*words[1:], "--once", "--seconds", "2", timeout_s=110)
+    outcome = run(*words[1:], "--once", "--seconds", "1.5", timeout_s=110)
     assert outcome.returncode == 0, outcome.stderr
     shares = re.search(r"found in cache +([\d.]+)% +([\d.]+)%", outcome.stdout)
     assert shares is not None, outcome.stdout
