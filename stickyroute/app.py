@@ -45,6 +45,7 @@ log = logging.getLogger("stickyroute")
 
 # Clients get an answer from the first moment: how long start-up waits for backends to tell their models.
 _FIRST_ROUND_S = 1.5
+_SWITCH_S = 0.0005  # how long a thread that reads a configuration may keep the loop waiting, a tenth of the usual
 
 
 class App:
@@ -233,6 +234,7 @@ def run(settings: Settings, origin: Origin | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
+        sys.setswitchinterval(_SWITCH_S)
         return uvloop.run(_serve(settings, origin))
     except (OSError, ConfigError) as exc:
         print(f"stickyroute: {exc}", file=sys.stderr)
