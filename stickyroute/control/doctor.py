@@ -1,7 +1,7 @@
 """GET /doctor on the admin port, and the doctor at work: off the path of requests, within its share of a core.
 
 Owns the queue between the two. A request costs one entry; a task of its own works them off in short turns and takes
-at most `doctor.cpu` of one core. Where that is not enough, every second conversation is left out, then three of four
+at most `doctor.cpu` of one core, and a small part of what the process uses. Where that is not enough, every second conversation is left out, then three of four
 and so on: whole conversations, since a prompt says something only beside the one before it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from stickyroute.clock import monotonic
+from stickyroute.clock import monotonic, processor_s
 from stickyroute.control.answers import json_answer
 from stickyroute.control.auth import demand
 from stickyroute.control.deps import Deps
@@ -35,6 +35,8 @@ _WAITING: Final = 512
 _WAITING_BYTES: Final = 8 << 20
 _PAUSE_S: Final = 0.1
 _TURN_S: Final = 0.0005  # so long streams may wait for it
+_PART: Final = 0.03  # of the process's own time, so that looking never costs much beside what is looked at
+_ALWAYS: Final = 0.002  # of a core, whatever the process uses
 _REVIEW_S: Final = 2.0
 _LEFT_OUT_MOST: Final = 1023
 _TENANT_CHARS: Final = 128
@@ -51,6 +53,7 @@ class Ward:
         self._waiting_bytes = 0
         self._missed = 0
         self._spent_s = 0.0
+        self._granted_s = 0.0
         self._reviewed_s = monotonic()
         self.mask = 0
         """Of a hash of the key: conversations are looked at where it leaves 0."""
@@ -102,10 +105,15 @@ class Ward:
 
     async def _run(self) -> None:
         allowance_s = 0.0
+        used_s = processor_s()
         while True:
             await asyncio.sleep(_PAUSE_S)
+            before_s, used_s = used_s, processor_s()
+            granted_s = max(_PAUSE_S * _ALWAYS, _PART * (used_s - before_s))
             # Nothing is saved up over quiet times, so a burst is no reason to take a core.
-            allowance_s = min(allowance_s, 0.0) + _PAUSE_S * self._cpu
+            granted_s = min(_PAUSE_S * self._cpu, granted_s)
+            self._granted_s += granted_s
+            allowance_s = min(allowance_s, 0.0) + granted_s
             while allowance_s > 0 and self._waiting:
                 spent_s = self.work(min(_TURN_S, allowance_s))
                 allowance_s -= spent_s
@@ -132,9 +140,9 @@ class Ward:
             return
         if self._missed:
             self.mask = min(_LEFT_OUT_MOST, 2 * self.mask + 1)
-        elif self.mask and self._spent_s < age_s * self._cpu / 3:
+        elif self.mask and self._spent_s < self._granted_s / 3:
             self.mask >>= 1
-        self._missed, self._spent_s, self._reviewed_s = 0, 0.0, now_s
+        self._missed, self._spent_s, self._granted_s, self._reviewed_s = 0, 0.0, 0.0, now_s
 
     def breaks(self) -> Iterator[PrefixBreaks]:
         """For the metrics: breaks by place and kind."""

@@ -35,6 +35,8 @@ ABORTED = "aborted"
 
 LOOK_BYTES = 8192
 """No error event is longer; what is not whole by then is passed on."""
+_FIRST_BYTES = 1024  # of a stream: its first event or two, which is where an engine says that it has not begun
+_LAST_BYTES = 2048  # of a stream: its last events, usage and `[DONE]` included
 
 _NAME = rb'data:[ ]?\{[ ]?"(?:error"|object"[ ]?:[ ]?"error"|type"[ ]?:[ ]?"error")'
 _ERROR_BEGINS = re.compile(rb"\s*(?:event:[ ]?error\r?\n)?" + _NAME)
@@ -61,11 +63,12 @@ def of_opening(piece: bytes, last: bool) -> str:
         return _of_events(piece)
     if len(piece) < _LONGEST_BEGINNING and not last and any(text.startswith(piece) for text in _BEGINNINGS):
         return MORE
-    return _of_events(piece) if piece.find(b'"abort"', 0, LOOK_BYTES) >= 0 else GOOD
+    return _of_events(piece) if piece.find(b'"abort"', 0, _FIRST_BYTES) >= 0 else GOOD
 
 
 def of_end(tail: bytes) -> str:
     """What the last bytes of a stream that ended in order say; they may begin anywhere, chunk lines included."""
+    tail = tail[-_LAST_BYTES:]
     if b'"error"' in tail or b"response.failed" in tail:  # a look that costs a tenth of the next one
         found = _ERROR_WITHIN.search(tail)
         if found is not None:
