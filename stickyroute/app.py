@@ -45,7 +45,9 @@ log = logging.getLogger("stickyroute")
 
 # Clients get an answer from the first moment: how long start-up waits for backends to tell their models.
 _FIRST_ROUND_S = 1.5
-_SWITCH_S = 0.0005  # how long a thread that reads a configuration may keep the loop waiting, a tenth of the usual
+_SWITCH_S = (
+    0.0005  # how long a thread that reads a configuration may keep the loop waiting, a tenth of the usual
+)
 
 
 class App:

@@ -1,8 +1,9 @@
 """GET /doctor on the admin port, and the doctor at work: off the path of requests, within its share of a core.
 
 Owns the queue between the two. A request costs one entry; a task of its own works them off in short turns and takes
-at most `doctor.cpu` of one core, and a small part of what the process uses. Where that is not enough, every second conversation is left out, then three of four
-and so on: whole conversations, since a prompt says something only beside the one before it.
+at most `doctor.cpu` of one core, and a small part of what the process uses. Where that is not enough, every second
+conversation is left out, then three of four and so on: whole conversations, since a prompt says something only beside
+the one before it.
 """
 
 from __future__ import annotations

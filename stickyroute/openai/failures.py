@@ -35,7 +35,9 @@ ABORTED = "aborted"
 
 LOOK_BYTES = 8192
 """No error event is longer; what is not whole by then is passed on."""
-_FIRST_BYTES = 1024  # of a stream: its first event or two, which is where an engine says that it has not begun
+_FIRST_BYTES = (
+    1024  # of a stream: its first event or two, which is where an engine says that it has not begun
+)
 _LAST_BYTES = 2048  # of a stream: its last events, usage and `[DONE]` included
 
 _NAME = rb'data:[ ]?\{[ ]?"(?:error"|object"[ ]?:[ ]?"error"|type"[ ]?:[ ]?"error")'
