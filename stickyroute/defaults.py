@@ -30,7 +30,7 @@ PREFIX_MASKED_BYTES: Final = 8 * 1024  # a clock stands in the first or the last
 PREFIX_ANCHOR_CELLS: Final = 65_536  # half a MiB: with 64 backends a tenth of the rarest count that matters
 PREFIX_SESSIONS: Final = 65_536  # turns; a conversation is found while fewer than that came after its last
 
-POLICY: Final = "bounded_ring"
+POLICY: Final = "sticky"
 BOUNDED_RING_LOAD_FACTOR: Final = (
     1.25  # the value of the bounded-loads paper, and of Google's and Vimeo's balancers
 )

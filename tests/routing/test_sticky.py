@@ -1,4 +1,4 @@
-"""The sticky policy: stories with exact outcomes, and the laws it keeps whatever the loads."""
+"""The default policy: stories with exact outcomes, and the laws it keeps whatever the loads."""
 
 from __future__ import annotations
 

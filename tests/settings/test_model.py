@@ -25,13 +25,13 @@ def test_the_smallest_configuration_is_one_url() -> None:
     assert [(b.name, b.url, b.weight) for b in settings.backends] == [("gpu-1:8000", "http://gpu-1:8000", 1)]
     assert settings.listen_address == ("0.0.0.0", 8080)
     assert settings.admin_address == ("127.0.0.1", 9090)
-    assert settings.policy == "bounded_ring"
+    assert settings.policy == "sticky"
     assert settings.affinity.sources == defaults.AFFINITY_SOURCES
 
 
 def test_arguments_alone_make_settings_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STICKYROUTE_POLICY", "random")
-    assert Settings(backends=ONE).policy == "bounded_ring"
+    assert Settings(backends=ONE).policy == "sticky"
 
 
 def test_settings_are_frozen_all_the_way_down() -> None:
