@@ -298,7 +298,7 @@ def test_stickyroute_runs_from_its_launcher_until_standard_input_closes() -> Non
         launcher = rig.Child("bench.drivers", ["stickyroute", *backends], None)
         try:
             ready = launcher.hear()
-            assert ready["label"].endswith(", bounded_ring")
+            assert ready["label"].endswith(", sticky")
             assert len(ready["pids"]) == 1
             connection = http.client.HTTPConnection("127.0.0.1", ready["port"], timeout=30)
             connection.request("POST", "/v1/chat/completions", chat("[tokens=3 every_ms=1]", stream=True))

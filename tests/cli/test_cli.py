@@ -155,7 +155,7 @@ def test_preview_tells_which_keys_move_and_what_differs(
         "  backends.b removed",
         "  backends.c added",
         "  discovery.dns:h added",
-        "  policy bounded_ring -> ring",
+        "  policy sticky -> ring",
         "",
         "at the next restart:",
         "  listen 0.0.0.0:8080 -> 127.0.0.1:1",

@@ -175,7 +175,7 @@ async def test_a_mistake_changes_nothing_at_all_and_is_told() -> None:
         assert answer.status == 400
         assert answer.json["error"]["message"] == "backends[2].url: must start with http:// or https://"
         assert [one.spec.weight for one in proxy.app.fleet.backends] == [1]
-        assert proxy.app.settings.policy == "bounded_ring"
+        assert proxy.app.settings.policy == "sticky"
         told = await config(proxy)
         assert (told["generation"], told["last_error"]) == (2, answer.json["error"]["message"])
         assert (await proxy.ask()).status == 200
@@ -263,7 +263,7 @@ async def test_the_effective_configuration_shows_no_secret_and_may_be_sent_back(
         shown = (await proxy.admin("/config")).body.decode()
         assert "engine-key" not in shown
         assert "sesame" not in shown
-        shown = shown.replace("policy: bounded_ring", "policy: ring")
+        shown = shown.replace("policy: sticky", "policy: ring")
         answer = (await proxy.put_config(shown)).json
         assert [change["path"] for change in answer["changes"]] == ["policy"]
         assert (await proxy.ask(headers={"x-api-key": "sesame"})).status == 200
