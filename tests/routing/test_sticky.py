@@ -110,6 +110,23 @@ def test_at_rest_less_than_a_step_is_no_reason_to_leave_home() -> None:
         assert choose(view, prompt(1, 2, key=key)) == (view.ring.home(key), "home")
 
 
+def test_what_begins_anew_begins_at_home_wherever_the_system_prompt_is_warm() -> None:
+    """Else all would be drawn to the first who has it, one request after the other, past what its cache holds; a
+    conversation that goes on stays where it is, and so does one whose home is at work."""
+    view = pool([1, 1, 1])
+    for key in spread(30):
+        home = view.ring.home(key)
+        away = next(member for member in range(3) if member != home)
+        keep(view, away, prompt(*range(20)))
+        anew = prompt(*range(20), *range(100 + key % 7, 130 + key % 7), key=key)
+        goes_on = prompt(*range(20), *range(200, 210), key=key)
+        assert choose(view, anew) == (home, "home")
+        assert choose(view, goes_on) == (away, "warm")
+        view.in_flight[home] = 1
+        assert choose(view, anew) == (away, "warm")
+        view.in_flight[home] = 0
+
+
 def test_a_prompt_is_computed_where_it_stops_the_fewest() -> None:
     """Where a request in flight counts nothing by itself, it still counts for work that would pause it."""
     view = pool([1, 1], loads=[20, 0])

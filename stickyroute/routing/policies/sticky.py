@@ -8,6 +8,7 @@ after every restart.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
 
 from stickyroute.routing.cost import Terms, costs_s, missing_tokens, prompt_tokens, terms
 from stickyroute.routing.decision import Decision
@@ -51,11 +52,12 @@ class Sticky(Policy):
         tokens = prompt_tokens(keys, view)
         found = missing_tokens(keys, view, tokens)
         costs = costs_s(view, tokens, None if found is None else found[0])
-        member = self._pick(keys, view, members, costs)
+        new = found is None or 2.0 * min(found[0]) > tokens
+        member = self._pick(keys, view, members, costs, new)
         if view.loads.backlog_tokens[view.slots[member]] > self._floor_tokens:
             below = self._below_bound(view, members)
             if below and member not in below:
-                member = self._pick(keys, view, below, costs)
+                member = self._pick(keys, view, below, costs, new)
         slot = view.slots[member]
         if keys.affinity is None:
             return Decision(slot, "no_key")
@@ -79,12 +81,20 @@ class Sticky(Policy):
         }
 
     def _pick(
-        self, keys: RequestKeys, view: FleetView, members: Sequence[int], costs: Sequence[float]
+        self,
+        keys: RequestKeys,
+        view: FleetView,
+        members: Sequence[int],
+        costs: Sequence[float],
+        new: bool,
     ) -> int:
-        """The first candidate on the ring that costs nearly the least, else the one that does."""
+        """The first candidate on the ring that costs nearly the least, else the one that does; `new`: nobody holds half
+        of the prompt."""
         least = min(costs) if len(members) == len(costs) else min([costs[member] for member in members])
         near = least * self._near
-        at_rest = least + view.loads.step_s  # first tokens come with a step: less is not seen
+        # First tokens come with a step: less is not seen. What begins anew begins at home while that is idle, wherever
+        # the system prompt is warm: all would be drawn to the first who has it, whose cache would not hold them.
+        at_rest = inf if new else least + view.loads.step_s
         key = keys.affinity
         if key is None:
             return view.take_turn(view.least_loaded([m for m in members if costs[m] <= near]))
@@ -93,7 +103,7 @@ class Sticky(Policy):
             if member not in members:
                 continue
             cost_s = costs[member]
-            if cost_s <= near or (cost_s <= at_rest and not view.in_flight[view.slots[member]]):
+            if cost_s <= near or (cost_s <= at_rest and _idle(view, member)):
                 return member
         cheapest = [member for member in members if costs[member] <= least]
         if len(cheapest) == 1:
@@ -106,6 +116,11 @@ class Sticky(Policy):
         share = self._bound * sum([backlog[m] for m in members]) / sum([weights[m] for m in members])
         floor = self._floor_tokens
         return [m for m in members if backlog[m] <= floor or backlog[m] <= share * weights[m]]
+
+
+def _idle(view: FleetView, member: int) -> bool:
+    slot = view.slots[member]
+    return not view.in_flight[slot] and not view.loads.backlog_tokens[slot]
 
 
 def _places(keys: RequestKeys) -> Sequence[int]:
