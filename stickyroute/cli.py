@@ -84,14 +84,18 @@ def _preview(flags: argparse.Namespace) -> int:
     from stickyroute.settings import load_settings
 
     values = _set_values(flags.set)
-    try:
-        old, new = load_settings(flags.old, values), load_settings(flags.new, values)
-    except ConfigError as error:
-        print(error.message, file=sys.stderr)
+    both = []
+    for path in (flags.old, flags.new):
+        try:
+            both.append(load_settings(path, values))
+        except ConfigError as error:
+            for line in error.message.splitlines():
+                print(line if line.startswith(str(path)) else f"{path}: {line}", file=sys.stderr)
+    if len(both) < 2:
         return 1
     from stickyroute.live.preview import offline
 
-    print(offline(old, new))
+    print(offline(*both))
     return 0
 
 

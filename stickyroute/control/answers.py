@@ -45,6 +45,8 @@ async def errors_in_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _problem(404, "not_found", f"There is no such page here. Try {_paths(request.app)}.")
     except web.HTTPRequestEntityTooLarge:
         return _problem(413, "request_too_large", "The body is over limits.body_bytes.")
+    except ConnectionResetError:  # who sent half a body is gone: nobody reads this, and it is nothing to log
+        return _problem(400, "incomplete_body", "The body ended before its length.")
 
 
 def _problem(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> web.Response:

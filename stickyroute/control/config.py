@@ -71,7 +71,7 @@ class _Views:
             # JSON may be indented by tabs, which YAML does not know.
             if text.lstrip()[:1] == b"{":
                 text = json.dumps(json.loads(text)).encode()
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # flow style in YAML begins so too; whose mistake it is shows there
         try:
             answer = await self._config.put(text, f"PUT /config from {request.remote}", dry_run=dry_run)

@@ -14,9 +14,19 @@ from stickyroute.errors import ConfigError
 
 __all__ = ["as_group", "parse", "read_content"]
 
+_DEPTH = 32
+"""No setting is nested so deeply."""
+_VALUES = 200_000
+"""More than ten thousand backends with every option; aliases of aliases make any number out of a few lines."""
+
 
 class _NoKeyTwice(yaml.constructor.SafeConstructor):
-    """Duplicate keys are refused: the second would silently win."""
+    """Duplicate keys are refused: the second would silently win. So are merges of merges without end."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)  # type: ignore[no-untyped-call]
+        if len(node.value) > _VALUES:
+            raise yaml.constructor.ConstructorError(None, None, "merges too much", node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -54,6 +64,12 @@ def read_content(path: Path) -> Any:
 
 def parse(text: bytes, name: str) -> Any:
     """YAML, or JSON, which is YAML but for tabs. `name` is what the text is called in messages. Raises ConfigError."""
+    values = _loaded(text, name)
+    _check(values, name)
+    return values
+
+
+def _loaded(text: bytes, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_FastLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError) as error:
@@ -71,6 +87,39 @@ def parse(text: bytes, name: str) -> Any:
         raise ConfigError(f"{name}{where}: not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{name}: not YAML: {_first_line(error)}") from None
+
+
+def _check(values: Any, name: str) -> None:
+    """Whether it can be walked through: an alias may contain itself, or make a tree of a billion leaves."""
+    level, count = [values], 0
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, str):
+                _check_text(value, name)
+            elif isinstance(value, dict):
+                below += value.keys()
+                below += value.values()
+            elif isinstance(value, list | tuple | set):
+                below += value
+            count += 1
+            if count + len(below) > _VALUES:
+                raise ConfigError(f"{name}: holds too much; its aliases (*name) may repeat one another")
+        if not below:
+            return
+        level = below
+    raise ConfigError(f"{name}: is nested too deeply")
+
+
+def _check_text(value: str, name: str) -> None:
+    if "\0" in value:
+        raise ConfigError(f"{name}: a text holds a NUL character, which no setting can have; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{name}: a text holds half a character (\\ud800 to \\udfff alone); remove it"
+        ) from None
 
 
 def as_group(content: Any, name: str) -> dict[str, Any]:

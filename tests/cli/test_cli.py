@@ -166,7 +166,7 @@ def test_preview_tells_which_keys_move_and_what_differs(
     assert "no key moves" in capsys.readouterr().out
     new.write_text("backends: 3")
     assert main(["preview", str(old), str(new)]) == 1
-    assert capsys.readouterr().err == "backends: must be a list\n"
+    assert capsys.readouterr().err == f"{new}: backends: must be a list\n"
 
 
 def test_the_demo_is_told_whether_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,3 +100,16 @@ async def test_a_stop_lets_watchers_go() -> None:
         async with asyncio.timeout(5):
             await proxy.app.stop(0.0)
             await reply.content.read()
+
+
+async def test_who_leaves_in_the_middle_of_a_body_is_nothing_to_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        for method, path in ((b"PUT", b"/config"), (b"POST", b"/explain")):
+            _, writer = await asyncio.open_connection("127.0.0.1", proxy.app.admin_port)
+            head = b"%b %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\nabc"
+            writer.write(head % (method, path))
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        assert (await proxy.admin("/healthz")).status == 200
+    assert not [record for record in caplog.records if record.name == "aiohttp.server"]
