@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import itertools
 import json
 import os
 import re
@@ -60,7 +61,7 @@ class Reader(asyncio.Protocol):
     def pauses_ms(self) -> list[float]:
         """The longest five since the last call, first dropped."""
         times, self.arrived_s = self.arrived_s, []
-        pauses = sorted((b - a for a, b in zip(times, times[1:], strict=False)), reverse=True)
+        pauses = sorted((b - a for a, b in itertools.pairwise(times)), reverse=True)
         return [round(pause * 1e3, 1) for pause in pauses[:5]]
 
 

@@ -24,7 +24,7 @@ class _NoKeyTwice(yaml.constructor.SafeConstructor):
     """Duplicate keys are refused: the second would silently win. So are merges of merges without end."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)  # type: ignore[no-untyped-call]
+        super().flatten_mapping(node)
         if len(node.value) > _VALUES:
             raise yaml.constructor.ConstructorError(None, None, "merges too much", node.start_mark)
 
