@@ -27,7 +27,10 @@ _OPERATE = {
         "send a backend nothing at all",
         "From now on no request of any kind goes to the backend. Running replies finish; enable takes it back.",
     ),
-    "enable": ("take a backend back, disabled or drained", "Requests go to the backend again, and its keys come home."),
+    "enable": (
+        "take a backend back, disabled or drained",
+        "Requests go to the backend again, and its keys come home.",
+    ),
 }
 
 
