@@ -20,6 +20,7 @@ from stickyroute.fleet import Backend, BackendSpec, Fleet
 from stickyroute.fleet.health import Outcome
 from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.clock import FleetClock
+from stickyroute.watch.looking import Looking
 from stickyroute.watch.members import Askers, MemberTasks, stretched_s, together_s
 
 __all__ = ["ModelsWatch"]
@@ -34,7 +35,7 @@ MOST_A_SECOND = 10.0
 """Questions to all backends together; with more the interval is stretched."""
 
 
-class ModelsWatch:
+class ModelsWatch(Looking):
     """Keeps the fleet's models current.
 
     Every backend is asked each `interval_s` (seconds, jittered by 10 %), and one that refused connections as often
@@ -52,34 +53,12 @@ class ModelsWatch:
         askers: Askers | None = None,
         clock: FleetClock | None = None,
     ) -> None:
-        self._fleet = fleet
+        super().__init__(fleet, askers, clock)
         self.interval_s = interval_s
         self._timeout_s = timeout_s
         self._heard = heard
-        self._askers = askers if askers is not None else Askers()
-        self._owns_askers = askers is None
-        self._clock = clock if clock is not None else FleetClock(fleet)
-        self._owns_clock = clock is None
         self._clock.on_due(self.ask_soon)
         self._tasks = MemberTasks(fleet, "models", self._make, self._watch)
-
-    def start(self) -> None:
-        """Begin asking; must be called on the running loop."""
-        self._tasks.start()
-        if self._owns_clock:
-            self._clock.start()
-
-    def sync(self) -> None:
-        """The fleet's members changed."""
-        self._tasks.sync()
-
-    async def stop(self) -> None:
-        """Stop asking and close every connection."""
-        await self._tasks.stop()
-        if self._owns_clock:
-            await self._clock.stop()
-        if self._owns_askers:
-            self._askers.close()
 
     async def first_round(self, timeout_s: float) -> bool:
         """Wait until each backend was asked once, at most `timeout_s` seconds; whether all were."""

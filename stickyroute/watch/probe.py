@@ -22,6 +22,7 @@ from stickyroute.fleet import Backend, Fleet
 from stickyroute.fleet.health import Outcome
 from stickyroute.watch.ask import Asker, AskFailed
 from stickyroute.watch.clock import FleetClock
+from stickyroute.watch.looking import Looking
 from stickyroute.watch.members import Askers, MemberTasks, stretched_s, together_s
 
 __all__ = ["ProbeWatch"]
@@ -36,7 +37,7 @@ _PATHS = {"sglang": ("/ready", "/ping", _LAST_PATH)}
 _ELSE = ("/health", "/ping", _LAST_PATH)
 
 
-class ProbeWatch:
+class ProbeWatch(Looking):
     """Looks at every backend each `interval_s` (seconds, jittered by 10 %), and at one that refused connections as
     often as the fleet's backoff says. `timeout_s` bounds one look, connecting included.
 
@@ -56,36 +57,14 @@ class ProbeWatch:
         askers: Askers | None = None,
         clock: FleetClock | None = None,
     ) -> None:
-        self._fleet = fleet
+        super().__init__(fleet, askers, clock)
         self.interval_s = interval_s
         self.timeout_s = timeout_s
         self._dialect = dialect
         self._heard_s = heard_s
         self._on_back = on_back
-        self._askers = askers if askers is not None else Askers()
-        self._owns_askers = askers is None
-        self._clock = clock if clock is not None else FleetClock(fleet)
-        self._owns_clock = clock is None
         self._clock.on_due(self.look_soon)
         self._tasks = MemberTasks(fleet, "probe", self._make, self._keep_looking)
-
-    def start(self) -> None:
-        """Begin; must be called on the running loop."""
-        self._tasks.start()
-        if self._owns_clock:
-            self._clock.start()
-
-    def sync(self) -> None:
-        """The fleet's members changed."""
-        self._tasks.sync()
-
-    async def stop(self) -> None:
-        """End every look and close every connection."""
-        await self._tasks.stop()
-        if self._owns_clock:
-            await self._clock.stop()
-        if self._owns_askers:
-            self._askers.close()
 
     def _make(self, backend: Backend) -> _Patient:
         return _Patient(backend, self._askers.of(backend.spec))
