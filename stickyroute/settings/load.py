@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from stickyroute.errors import ConfigError
@@ -105,10 +106,9 @@ def read_backends(path: Path) -> tuple[BackendSettings, ...]:
         try:
             backends.append(BackendSettings.model_validate(row))
         except ValidationError as error:
-            for detail in error.errors(include_url=False, include_input=False):
+            for detail in error.errors(include_url=False):
                 loc = ("backends", index, *detail["loc"])
-                cause = detail.get("ctx", {}).get("error")
-                problems.append(Problem(loc, _what(detail["type"], loc, detail["msg"], cause)))
+                problems.append(Problem(loc, _what(detail, loc)))
         else:
             if backends[-1].events is not None:
                 what = "cannot be followed here; name this backend in the configuration itself"
@@ -166,14 +166,14 @@ def _without_nulls(value: Any) -> Any:
 
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:
     checked_between_parts = False
-    for detail in error.errors(include_url=False, include_input=False):
+    for detail in error.errors(include_url=False):
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Problems):
             checked_between_parts = checked_between_parts or not detail["loc"]
             for problem in cause.problems:
                 yield Problem((*detail["loc"], *problem.path), problem.what)
         else:
-            yield Problem(detail["loc"], _what(detail["type"], detail["loc"], detail["msg"], cause))
+            yield Problem(detail["loc"], _what(detail, detail["loc"]))
     if not checked_between_parts:
         yield from backend_problems(
             list(_valid(BackendSettings, values.get("backends"))),
@@ -192,20 +192,27 @@ def _valid(model: type[Model], raw: object) -> Iterator[tuple[int, Model]]:
             continue  # told already
 
 
-def _what(kind: str, loc: tuple[str | int, ...], message: str, cause: object) -> str:
+def _what(detail: ErrorDetails, loc: tuple[str | int, ...]) -> str:
+    kind, given = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(str(loc[-1]), _keys_at(loc[:-1]))
+        known = _keys_at(loc[:-1])
+        return "is no setting; " + (_near(str(loc[-1]), known) or f"known here: {', '.join(known)}")
     if kind in _PHRASES:
         return _PHRASES[kind]
+    cause = given.get("error")
     if isinstance(cause, ValueError):
         return str(cause)
-    return message.replace("Input should", "must", 1)
+    told = detail["msg"].replace("Input should", "must", 1)
+    if kind == "literal_error" and isinstance(detail["input"], str):
+        near = _near(detail["input"], re.findall(r"'([^']*)'", given["expected"]))
+        return f"{told}; {near}" if near else told
+    return told
 
 
-def _unknown(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-    return f"is no setting; {hint}"
+def _near(word: str, known: list[str]) -> str:
+    """A question with the one of `known` that may have been meant; empty where none is close."""
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _keys_at(loc: tuple[str | int, ...]) -> list[str]:

@@ -172,6 +172,24 @@ def test_a_mistake_tells_which_source_it_is_in(write: Write, monkeypatch: pytest
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("policy: bounded-rign", f"policy: must be {POLICIES}; did you mean bounded_ring?"),
+        ("policy: RANDOM", f"policy: must be {POLICIES}; did you mean random?"),
+        ("shadow: stiky", f"shadow: must be {POLICIES}; did you mean sticky?"),
+        ("policy: 7", f"policy: must be {POLICIES}"),
+        (
+            "log_level: warn",
+            "log_level: must be 'debug', 'info', 'warning' or 'error'; did you mean warning?",
+        ),
+        ("access_log: jsno", "access_log: must be 'off', 'text' or 'json'; did you mean json?"),
+    ],
+)
+def test_a_misspelt_word_brings_the_one_that_may_have_been_meant(write: Write, text: str, told: str) -> None:
+    assert mistakes(write(f"backends: [http://a]\n{text}")) == [told]
+
+
 def test_no_backend_at_all_is_a_mistake(write: Write) -> None:
     told = (
         "backends: is missing; name an engine: in the file, in STICKYROUTE_BACKENDS, or with --backend URL; "
