@@ -48,15 +48,11 @@ def request_families(counters: Counters) -> Iterator[Family]:
         [((), counters.client_disconnects)],
     )
     traffic = list(counters.traffic.items())
-    yield histogram(
-        "stickyroute_ttft_seconds",
-        "Streamed replies: time from the request's head to the reply's first token.",
-        _PAIR,
-        [(pair, one.ttft) for pair, one in traffic],
-    )
+    for name, help_text, attribute in _TIMES:
+        yield histogram(name, help_text, _PAIR, [(pair, getattr(one, attribute)) for pair, one in traffic])
     yield histogram(
         "stickyroute_ttft_by_prompt_seconds",
-        "The same by length of the prompt in tokens, up to so many; flat where caching works.",
+        "Time to first token by length of the prompt in tokens, up to so many; flat where caching works.",
         ("pool", "prompt"),
         [
             ((pool, length), one)
@@ -64,18 +60,6 @@ def request_families(counters: Counters) -> Iterator[Family]:
             if any(any(one.counts) for one in all_lengths)
             for length, one in zip(PROMPT_BUCKETS, all_lengths, strict=True)
         ],
-    )
-    yield histogram(
-        "stickyroute_inter_token_seconds",
-        "Streamed replies that told their tokens: mean time between two tokens after the first.",
-        _PAIR,
-        [(pair, one.inter_token) for pair, one in traffic],
-    )
-    yield histogram(
-        "stickyroute_request_duration_seconds",
-        "Time from the request's head to its end.",
-        _PAIR,
-        [(pair, one.duration) for pair, one in traffic],
     )
     for name, help_text, attribute in _SUMS:
         yield counter(name, help_text, _PAIR, [(pair, getattr(one, attribute)) for pair, one in traffic])
@@ -94,6 +78,19 @@ def request_families(counters: Counters) -> Iterator[Family]:
         )
 
 
+_TIMES = (
+    (
+        "stickyroute_ttft_seconds",
+        "Streamed replies: time from the request's head to the reply's first token.",
+        "ttft",
+    ),
+    (
+        "stickyroute_inter_token_seconds",
+        "Streamed replies that told their tokens: mean time between two tokens after the first.",
+        "inter_token",
+    ),
+    ("stickyroute_request_duration_seconds", "Time from the request's head to its end.", "duration"),
+)
 _SUMS = (
     ("stickyroute_received_bytes", "Bytes of requests received from clients.", "bytes_in"),
     ("stickyroute_sent_bytes", "Bytes of replies sent to clients.", "bytes_out"),

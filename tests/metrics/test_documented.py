@@ -18,7 +18,7 @@ from stickyroute.http.words import (
     UPSTREAM_ERROR,
     UPSTREAM_SILENT,
 )
-from tests.metrics.test_metrics import busy, text_of
+from tests.metrics.scraping import busy, text_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `([a-z_]+)` \| (counter|gauge|histogram) \| ([^|]*)\| .+ \|$", re.MULTILINE)

@@ -51,10 +51,11 @@ async def test_b82_every_name_of_kv_utilization_is_read_and_keeps_keyless_traffi
     async with fakes("full-0", "full-1", "full-2", "free") as fleet:
         for fake, name, value in zip(fleet, (*KV_NAMES, KV_NAMES[0]), (0.95, 0.95, 0.95, 0.05), strict=True):
             fake.on("/metrics", reply(200, told(name, value), fields=[("Content-Type", "text/plain")]))
-        settings = {"policy": policy, "room": {"slow_start_s": 0}, **KEYLESS}
-        async with run_proxy(fleet, scrape={"interval_s": 0.05}, **settings) as proxy:
-            await proxy.until_metrics(lambda samples: samples.sum("stickyroute_backend_kv_utilization") > 2.8)
-            seen = await proxy.metrics()
+        # One look at each, which counts for 15 s: this machine may be too busy for a second one.
+        async with run_proxy(fleet, policy=policy, **KEYLESS) as proxy:
+            seen = await proxy.until_metrics(
+                lambda samples: samples.sum("stickyroute_backend_kv_utilization") > 2.89
+            )
             assert [seen.sum("stickyroute_backend_kv_utilization", backend=fake.name) for fake in fleet] == [
                 0.95, 0.95, 0.95, 0.05,
             ]  # fmt: skip
@@ -71,7 +72,7 @@ async def test_b82_every_name_of_kv_utilization_is_read_and_keeps_keyless_traffi
 async def test_b83_names_that_clients_make_up_become_no_series(strict: bool) -> None:
     """Model names, one of a megabyte, and paths: not 20 lines more, and none of them holds a made-up name.
 
-    tests/metrics/test_metrics.py does the same with 5000 names.
+    tests/metrics/test_form.py does the same with 5000 names.
     """
     async with fakes() as fake, run_proxy([fake], strict_models=strict) as proxy:
         await proxy.ask()
@@ -118,12 +119,14 @@ async def test_b87_figures_that_grow_old_count_for_nothing_and_only_theirs() -> 
         a.on("/metrics", reply(200, told(KV_NAMES[0], 0.97), fields=plain))
         b.on("/metrics", reply(200, told(KV_NAMES[0], 0.1), fields=plain))
         await proxy.until_metrics(lambda samples: samples.sum("stickyroute_backend_kv_utilization") > 1.06)
-        weight = (await proxy.metrics()).sum("stickyroute_backend_effective_weight", backend="a")
-        assert weight < 0.9
+        await proxy.until_metrics(
+            lambda samples: samples.sum("stickyroute_backend_effective_weight", backend="a") < 0.9
+        )
         a.on("/metrics", reply(500, b"broken"))
         age = "stickyroute_backend_sample_age_seconds"
-        await proxy.until_metrics(lambda samples: samples.sum(age, backend="a") > 0.2)
-        assert (await proxy.metrics()).sum(age, backend="b") < 0.2
+        await proxy.until_metrics(
+            lambda samples: samples.sum(age, backend="a") > 0.2 > samples.sum(age, backend="b")
+        )
         proxy.app.fleet.tick(monotonic() + 60)
         samples = await proxy.metrics()
         assert samples.sum("stickyroute_backend_effective_weight", backend="a") == 1
