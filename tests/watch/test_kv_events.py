@@ -1,13 +1,10 @@
-"""KV events over real ZMQ sockets: simulated engines, and a publisher that loses, repeats, restarts and lies."""
+"""KV events over real ZMQ sockets, by a publisher that loses, repeats, restarts and lies."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,74 +12,12 @@ import pytest
 
 from stickyroute.clock import monotonic
 from stickyroute.errors import ConfigError
-from stickyroute.routing.exact import Resident, chain, scope
-from stickyroute.simulator.config import EngineConfig
-from stickyroute.simulator.keys import block_keys, namespace, token_buffer
-from stickyroute.simulator.profiles import DEMO
-from stickyroute.simulator.server import RunningEngine, serve_engines
+from stickyroute.routing.exact import Resident
 from stickyroute.watch import kv_events, kv_follow
 from stickyroute.watch.kv_events import KvEventsWatch, KvSource, kv_sources
-from tests.simulator.client import ask, chat
+from tests.watch.following import PLAIN, Heard, following, names
 from tests.watch.kv_logs import batch, removed, stored
 from tests.watch.kv_publisher import PATIENCE_S, Publisher
-
-PLAIN = scope("", "")
-SMALL = replace(DEMO, blocks=41, block_size=16)
-
-
-class Heard:
-    """A listener that only counts."""
-
-    def __init__(self) -> None:
-        self.emptied_slots: list[int] = []
-
-    def held(self, slot: int, block: int) -> None: ...
-    def lost(self, slot: int, block: int) -> None: ...
-
-    def emptied(self, slot: int) -> None:
-        self.emptied_slots.append(slot)
-
-
-class Following:
-    """A watch over sources, and its sets."""
-
-    def __init__(self, sources: Iterable[KvSource], check_s: float, replay_pause_s: float) -> None:
-        sources = list(sources)
-        self.heard = Heard()
-        self.resident = Resident(
-            [source.slot for source in sources], self.heard, limit_blocks=100_000, silence_s=PATIENCE_S
-        )
-        self.watch = KvEventsWatch(sources, self.resident, check_s=check_s, replay_pause_s=replay_pause_s)
-
-    def count(self, name: str, source: int = 0) -> Any:
-        return self.watch.state()[source][name]
-
-    async def caught_up(self) -> None:
-        """Wait until the first replay is over: what comes then comes live."""
-        await self.until(lambda: self.resident.fresh(0, monotonic()))
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something is so; the test's own limit ends it if it never is."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not true():
-                await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def following(
-    *sources: KvSource, check_s: float = 0.1, replay_pause_s: float = 0.0
-) -> AsyncIterator[Following]:
-    one = Following(sources, check_s, replay_pause_s)
-    one.watch.start()
-    try:
-        yield one
-    finally:
-        await one.watch.stop()
-
-
-def names(*tokens: int) -> set[int]:
-    return {chain(array("I", [token] * 4), 4, PLAIN)[0] for token in tokens}
-
 
 MakePublisher = Callable[..., Publisher]
 
@@ -98,101 +33,6 @@ async def publisher(tmp_path: Any) -> AsyncIterator[MakePublisher]:
     yield make
     for one in made:
         await one.close()
-
-
-Start = Callable[..., Awaitable[RunningEngine]]
-
-
-@pytest.fixture
-async def start(tmp_path: Any) -> AsyncIterator[Start]:
-    engines: list[RunningEngine] = []
-
-    async def one(**fields: Any) -> RunningEngine:
-        folder = tmp_path / str(len(engines))
-        folder.mkdir()
-        config = EngineConfig(
-            **{
-                "model": "tiny",
-                "speedup": 50.0,
-                "profile": SMALL,
-                "kv_events": f"ipc://{folder}/kv",
-                "kv_replay": f"ipc://{folder}/replay",
-                "kv_topic": "kv@tiny",
-                **fields,
-            }
-        )
-        engines.extend(await serve_engines([config]))
-        return engines[-1]
-
-    yield one
-    for engine in engines:
-        await engine.close()
-
-
-def source_of(engine: RunningEngine, slot: int = 0) -> KvSource:
-    assert engine.kv_events is not None
-    return KvSource(
-        slot, f"gpu-{slot}", engine.kv_events.endpoint, engine.kv_events.replay_endpoint, "kv@tiny"
-    )
-
-
-def true_blocks(engine: RunningEngine) -> int:
-    return len(engine.engine.cache.resident())
-
-
-# Simulated engines.
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_the_sets_are_the_engines_caches_after_a_workload(start: Start, dialect: str) -> None:
-    """Two engines, forty requests of growing and evicted conversations; one engine is followed late."""
-    fields = {"dialect": dialect, "page_size": 16}
-    engines = [await start(**fields), await start(**fields)]
-    rand = random.Random(7)
-    talks = [f"talk {number} " * 30 for number in range(8)]
-
-    async def some() -> None:
-        for _ in range(20):
-            number = rand.randrange(len(talks))
-            await chat(engines[number % 2], talks[number], max_tokens=rand.randrange(1, 20))
-            talks[number] += f"more {rand.random()} "
-
-    await some()
-    async with following(*(source_of(engine, slot) for slot, engine in enumerate(engines))) as followed:
-        await some()
-        held = followed.resident
-        for slot, engine in enumerate(engines):
-            await followed.until(
-                lambda slot=slot, engine=engine: len(held.blocks_of(slot)) == true_blocks(engine)
-            )
-            assert held.complete(slot)
-            assert held.fresh(slot, monotonic())
-        for number, talk in enumerate(talks):
-            engine = engines[number % 2]
-            body = {"model": "tiny", "messages": [{"role": "user", "content": talk}]}
-            tokens = token_buffer((await ask(engine, "POST", "/tokenize", body)).json()["tokens"])
-            cache = engine.engine.cache
-            keys = block_keys(tokens, 16, namespace("tiny"))
-            assert held.lookup(tokens, PLAIN)[number % 2] == cache.lookup(cache.open(keys), len(tokens) + 1)
-        assert followed.count("losses") == followed.count("gaps") == followed.count("garbled") == 0
-
-
-async def test_an_engine_that_crashes_comes_back_empty(start: Start) -> None:
-    engine = await start()
-    async with following(source_of(engine)) as followed:
-        held = followed.resident
-        await chat(engine, "one two three " * 20, max_tokens=1)
-        await followed.until(lambda: len(held.blocks_of(0)) == true_blocks(engine) > 0)
-        engine.crash()
-        await engine.restart()
-        await chat(engine, "other " * 30, max_tokens=1)
-        await followed.until(lambda: len(held.blocks_of(0)) == true_blocks(engine) and held.complete(0))
-        await ask(engine, "POST", "/reset_prefix_cache")
-        await followed.until(lambda: held.blocks == 0)
-        assert held.complete(0)
-
-
-# A publisher that misbehaves.
 
 
 async def test_lost_batches_are_replayed(publisher: MakePublisher) -> None:
