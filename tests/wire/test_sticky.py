@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stickyroute.simulator.config import EngineConfig
+from stickyroute.simulator.faults import parse
 from stickyroute.simulator.server import RunningEngine, serve_engines
 from tests.support.fake_backend import Call, fakes, finish, reply
 from tests.support.raw_client import CHAT, Truncated, chat, request
@@ -106,8 +107,11 @@ async def test_a_conversation_stays_where_it_is_cached(keyed: bool, dialect: str
 async def test_a_stream_of_every_api_tells_its_first_token_and_its_usage(
     path: str, asked: dict[str, Any]
 ) -> None:
-    """Slow decoding after a quick prefill: the backlog is gone long before the reply is."""
-    async with simulated(1, speedup=20.0) as engines, sticky(engines) as proxy:
+    """Slow decoding after a quick prefill: the backlog is gone long before the reply is.
+
+    It would decode for seconds, so that a busy machine is no matter, until it is told to hurry.
+    """
+    async with simulated(1, speedup=2.0) as engines, sticky(engines) as proxy:
         body = json.dumps({"model": "m", "stream": True, "max_tokens": 800, **asked}).encode()
         for turn in range(2):
             async with await proxy.client() as client:
@@ -115,7 +119,9 @@ async def test_a_stream_of_every_api_tells_its_first_token_and_its_usage(
                 await until(lambda: in_flight(proxy) == 1)
                 await until(lambda: backlog(proxy) == 0.0)
                 assert in_flight(proxy) == 1
+                engines[0].inject(parse("slow:factor=0.001"))
                 assert (await client.response()).status == 200
+            engines[0].heal()
             await until(lambda: in_flight(proxy) == 0)
             samples = await proxy.metrics()
             prompts, cached = (
