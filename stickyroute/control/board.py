@@ -75,7 +75,7 @@ class Board:
             "point": points[-1] if points else None,
             "ring": {
                 "fingerprint": everyone.view.ring.fingerprint if everyone is not None else "",
-                "generation": fleet.generation,
+                "members_generation": fleet.generation,
             },
             "many_pools": fleet.many_pools,
             "config": None if deps.config is None else deps.config.state(),

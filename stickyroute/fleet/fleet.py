@@ -32,7 +32,8 @@ class Fleet(Standing):
 
     `loads` is what policies see. `in_flight` (requests) and `available` (0 or 1) are indexed by slot, for
     others to read; they grow in place. A slot without a member counts as available. Every backend is presumed
-    well until something says otherwise. `changes` counts those of members or weights since the start, `moved_share`
+    well until something says otherwise. `generation` grows with each change of members or of the models they list,
+    `changes` counts those of members or weights since the start, `moved_share`
     sums up the parts of all keys, 0 to 1, that they gave another home. Raises ValueError for a name given twice.
     """
 

@@ -19,7 +19,7 @@ def snapshot(fleet: Fleet, now_s: float) -> dict[str, Any]:
     ring = everyone.view.ring
     shares = dict(zip(ring.members, ring.shares(), strict=True))
     return {
-        "generation": fleet.generation,
+        "members_generation": fleet.generation,
         "ring_fingerprint": ring.fingerprint,
         "backends": [_backend(fleet, backend, shares[backend.name], now_s) for backend in fleet.backends],
         "leaving": [

@@ -141,6 +141,8 @@ async def test_fleet_shows_the_ring_and_what_each_backend_has_of_it(admin: Admin
     """Weights 3 and 1: about three quarters and a quarter."""
     shown = (await admin.get("/fleet"))[1]
     assert shown["ring_fingerprint"]
+    assert shown["members_generation"] == admin.fleet.generation
+    assert "generation" not in shown, "that is the configuration's"
     a, b = (backend["ring_share"] for backend in shown["backends"])
     assert a + b == pytest.approx(1)
     assert 0.65 < a < 0.85
