@@ -61,7 +61,7 @@ def _serve(flags: argparse.Namespace) -> int:
 
 
 def _check(flags: argparse.Namespace) -> int:
-    from stickyroute.settings import effective_yaml, load_settings, read_backends
+    from stickyroute.settings import effective_yaml, load_settings
 
     try:
         settings = load_settings(flags.file, _set_values(flags.set))
@@ -69,14 +69,12 @@ def _check(flags: argparse.Namespace) -> int:
         print(error.message, file=sys.stderr)
         return 1
     print(effective_yaml(settings), end="")
-    for entry in settings.discovery:
-        if entry.path is not None:
-            try:
-                read_backends(entry.path)
-            except (
-                ConfigError
-            ) as error:  # no mistake in this file, and it may be there by the time it is wanted
-                print(f"note: discovery finds nothing in it now: {error.message}", file=sys.stderr)
+    if settings.discovery:
+        from stickyroute.live.members import offline_members
+
+        # No mistake of this file's, and it may be mended by the time it is wanted.
+        for mistake in offline_members(settings).mistakes:
+            print(f"note: {mistake}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,8 +17,9 @@ from stickyroute import __version__
 from stickyroute.console.client import Refused, open_admin
 from stickyroute.control.explain import Asked, as_text, read_asked
 from stickyroute.errors import ConfigError, StickyrouteError
-from stickyroute.fleet import Fleet
-from stickyroute.live.build import backend_specs, gateway_keys, tuning_of
+from stickyroute.fleet import BackendSpec, Fleet
+from stickyroute.live.build import gateway_keys, tuning_of
+from stickyroute.live.members import offline_members
 from stickyroute.metrics import Metrics
 from stickyroute.openai.routes import RouteTable
 from stickyroute.proxy import Front, Proxy
@@ -41,7 +43,9 @@ def explain(flags: argparse.Namespace, out: TextIO | None = None) -> int:
     if flags.tenant is not None:
         asked.tenant = flags.tenant
     if flags.config is not None:
-        answer = offline(load_settings(flags.config)).explain(
+        settings = load_settings(flags.config)
+        members = offline_members(settings)
+        answer = offline(settings, members.specs).explain(
             asked.path,
             asked.headers,
             asked.body,
@@ -52,6 +56,7 @@ def explain(flags: argparse.Namespace, out: TextIO | None = None) -> int:
         answer["notes"].append(
             "Explained against an idle fleet of this configuration: nothing is waiting or cached."
         )
+        answer["notes"] += members.notes("leave out --config to ask the running proxy")
     else:
         admin = open_admin(flags)
         try:
@@ -69,12 +74,13 @@ def explain(flags: argparse.Namespace, out: TextIO | None = None) -> int:
     return 1 if answer["refused"] is not None else 0
 
 
-def offline(settings: Settings) -> Explainer:
-    """The proxy that these settings make, with an idle fleet and no sockets: it can explain and nothing else.
+def offline(settings: Settings, specs: Sequence[BackendSpec]) -> Explainer:
+    """The proxy that these settings make, with an idle fleet of `specs` and no sockets: it can explain and nothing
+    else.
 
     Backends without `models` count as serving any.
     """
-    fleet = Fleet(backend_specs(settings), settings.ring.vnodes, tuning_of(settings))
+    fleet = Fleet(specs, settings.ring.vnodes, tuning_of(settings))
     metrics, routes = Metrics(fleet, __version__), RouteTable(settings.extra_routes)
     router = Router(build_policy(settings), random.Random())
     front = Front(fleet, routes, metrics, None, gateway_keys(settings), frozenset())

@@ -23,8 +23,9 @@ from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.fleet.plan import Plan
 from stickyroute.http.limits import Limits
 from stickyroute.http.sweeper import Sweeper
-from stickyroute.live.build import backend_specs, gateway_keys, limits_of, load_certificate, rules_of
+from stickyroute.live.build import gateway_keys, limits_of, load_certificate, rules_of
 from stickyroute.live.changes import changes, in_force
+from stickyroute.live.members import LeftOut, members_of
 from stickyroute.live.preview import Preview, changes_members
 from stickyroute.live.targets import Targets
 from stickyroute.live.watches import Watches
@@ -35,7 +36,7 @@ from stickyroute.routing.affinity import AffinityRule, build_affinity
 from stickyroute.routing.policies import build_policy
 from stickyroute.routing.router import Router
 from stickyroute.settings import Settings, effective_yaml, load_settings, load_text
-from stickyroute.watch.discovery import DiscoveryWatch, Found, load_packages
+from stickyroute.watch.discovery import DiscoveryWatch, load_packages
 
 __all__ = ["Live", "Origin", "Parts"]
 
@@ -70,6 +71,10 @@ class Parts:
     watches: Watches
     discovery: DiscoveryWatch
 
+    def is_here(self, name: str) -> bool:
+        """Whether the fleet has a backend of that name."""
+        return self.fleet.find(name) is not None
+
 
 class Live:
     """Changes `parts`. `settings` are those in force, `wanted` those last read: they differ in what waits for a
@@ -91,6 +96,7 @@ class Live:
         self._parts: Parts | None = None
         self._lock = asyncio.Lock()
         self._drained: set[str] = set()
+        self._left_out: tuple[LeftOut, ...] = ()
 
     def attach(self, parts: Parts) -> None:
         """The process runs: from here on it can be changed."""
@@ -137,8 +143,8 @@ class Live:
         """What `settings` would change. Of sources of discovery that are new nothing is known yet."""
         parts = self._here()
         new = in_force(self.settings, settings)
-        specs, _ = _sum(new, parts.discovery.prepare(new.discovery).found, parts.fleet)
-        return Preview(await self._plan(parts, specs), changes(self.settings, settings), overruled)
+        members = members_of(new, parts.discovery.prepare(new.discovery).found, parts.is_here)
+        return Preview(await self._plan(parts, members.specs), changes(self.settings, settings), overruled)
 
     async def apply(self, settings: Settings, source: str) -> Preview:
         """Go by `settings`. Raises ConfigError, and then nothing has changed."""
@@ -149,11 +155,12 @@ class Live:
         """Discovery found something else: the fleet follows."""
         parts = self._here()
         async with self._lock:
-            specs, draining = _sum(self.settings, parts.discovery.found(), parts.fleet)
-            plan = await self._plan(parts, specs)
+            members = members_of(self.settings, parts.discovery.found(), parts.is_here)
+            self._say_left_out(members.left_out)
+            plan = await self._plan(parts, members.specs)
             preview = Preview(plan)
             try:
-                contexts = await asyncio.to_thread(parts.targets.prepare, specs)
+                contexts = await asyncio.to_thread(parts.targets.prepare, members.specs)
             except ConfigError as error:
                 log.error("discovery: %s", error.message)
                 return
@@ -161,7 +168,7 @@ class Live:
                 summary = preview.words()
                 self._change_members(parts, plan, contexts)
                 log.info("discovery: %s", summary)
-            self._drain(parts.fleet, draining)
+            self._drain(parts.fleet, members.draining)
             if not preview.is_empty:
                 await parts.watches.follow(parts.fleet, self.settings, parts.router, parts.proxy)
 
@@ -183,7 +190,12 @@ class Live:
 
     def discovery_state(self) -> list[dict[str, Any]]:
         """How each source of discovery goes, as JSON values."""
-        return [] if self._parts is None else self._parts.discovery.state()
+        if self._parts is None:
+            return []
+        return [
+            {**state, "left_out": [one.name for one in self._left_out if one.source == state["source"]]}
+            for state in self._parts.discovery.state()
+        ]
 
     def discovery_figures(self) -> list[DiscoveryFigures]:
         """The same for metrics."""
@@ -220,9 +232,9 @@ class Live:
         router = Router(build_policy(new), random.Random())
         routes = RouteTable(new.extra_routes)
         affinity = build_affinity(new, router.needs, parts.affinity)
-        specs, draining = _sum(new, discovery.found, parts.fleet)
-        contexts = await asyncio.to_thread(parts.targets.prepare, specs)
-        plan = await self._plan(parts, specs)
+        members = members_of(new, discovery.found, parts.is_here)
+        contexts = await asyncio.to_thread(parts.targets.prepare, members.specs)
+        plan = await self._plan(parts, members.specs)
         preview = Preview(plan, changes(self.settings, settings), overruled)
         summary = preview.words()
         if new.tls is not None and parts.listener_tls is not None and new.tls != self.settings.tls:
@@ -243,7 +255,8 @@ class Live:
         self.applied += 1
         self.source, self.loaded_at_s = source, time.time()
         self.last_error = self.last_error_at_s = None
-        self._drain(parts.fleet, draining)
+        self._drain(parts.fleet, members.draining)
+        self._say_left_out(members.left_out)
         log.info("configuration %d from %s: %s", self.generation, source, summary)
         for changed in self.on_change:
             changed(new)
@@ -278,6 +291,13 @@ class Live:
                 self._drained.add(name)
         self._drained &= draining
 
+    def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
+        """Once each, for as long as it is so."""
+        for one in left_out:
+            if one not in self._left_out:
+                log.warning("discovery %s: backend %s is left out: %s", one.source, one.name, one.why)
+        self._left_out = left_out
+
     def _refuse(self, source: str, error: ConfigError) -> None:
         self.refused += 1
         self.last_error, self.last_error_at_s = error.message, time.time()
@@ -288,26 +308,6 @@ class Live:
     def _here(self) -> Parts:
         assert self._parts is not None, "the process has not started"
         return self._parts
-
-
-def _sum(
-    settings: Settings, found: Sequence[Found], fleet: Fleet
-) -> tuple[list[BackendSpec], frozenset[str]]:
-    """All backends there are, those of the configuration first, and the names of those that are being ended.
-
-    Who is being ended and was never here has nothing to finish, and no user need move for it.
-    """
-    specs = backend_specs(settings)
-    names = {spec.name for spec in specs}
-    urls = {spec.url for spec in specs}
-    others = [
-        one
-        for one in found
-        if one.spec.name not in names
-        and one.spec.url not in urls
-        and not (one.draining and fleet.find(one.spec.name) is None)
-    ]
-    return specs + [one.spec for one in others], frozenset(one.spec.name for one in others if one.draining)
 
 
 def _iso(at_s: float) -> str:

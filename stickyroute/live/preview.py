@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stickyroute.fleet.plan import Plan
-from stickyroute.live.build import backend_specs
 from stickyroute.live.changes import Change, changes
+from stickyroute.live.members import Offline, offline_members
 from stickyroute.routing.ring import Points, Ring
 from stickyroute.settings import Settings
 
@@ -86,12 +86,13 @@ def changes_members(plan: Plan) -> bool:
 
 
 def offline(old: Settings, new: Settings) -> str:
-    """The change from one configuration to another as a table for a terminal, as far as files tell: what discovery
-    finds is not known."""
-    before, after = backend_specs(old), backend_specs(new)
+    """The change from one configuration to another as a table for a terminal, as far as files tell, also those of
+    discovery."""
+    was, will_be = offline_members(old), offline_members(new)
+    before, after = was.specs, will_be.specs
     ring = Ring.build([(spec.name, spec.weight) for spec in before], old.ring.vnodes)
     preview = Preview(Plan(after, before, ring, Points(new.ring.vnodes)), changes(old, new))
-    return "\n".join([*_keys(preview.plan, ring), *_settings(preview), *_unknown(old, new)])
+    return "\n".join([*_keys(preview.plan, ring), *_settings(preview), *_notes(was, will_be)])
 
 
 def _keys(plan: Plan, ring: Ring) -> list[str]:
@@ -119,10 +120,10 @@ def _settings(preview: Preview) -> list[str]:
     return lines
 
 
-def _unknown(old: Settings, new: Settings) -> list[str]:
-    if not old.discovery and not new.discovery:
-        return []
-    return ["", "What discovery finds is not known here: a running proxy tells with PUT /config?dry_run=1."]
+def _notes(*both: Offline) -> list[str]:
+    ask = "a running proxy tells with PUT /config?dry_run=1"
+    notes = dict.fromkeys(note for one in both for note in one.notes(ask))
+    return ["", *(f"note: {note}" for note in notes)] if notes else []
 
 
 def _word(plan: Plan, name: str) -> str:

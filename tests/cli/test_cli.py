@@ -123,7 +123,7 @@ def test_check_looks_into_files_of_discovery(capsys: pytest.CaptureFixture[str],
     path.write_text(f"discovery: [{{kind: file, path: {found}}}]")
     assert main(["check", str(path)]) == 0
     assert capsys.readouterr().err == (
-        f"note: discovery finds nothing in it now: cannot read {found}: No such file or directory\n"
+        f"note: file:{found} has no backends now: cannot read {found}: No such file or directory\n"
     )
     found.write_text("[http://a:1]")
     assert main(["check", str(path)]) == 0
@@ -160,13 +160,24 @@ def test_preview_tells_which_keys_move_and_what_differs(
         "at the next restart:",
         "  listen 0.0.0.0:8080 -> 127.0.0.1:1",
         "",
-        "What discovery finds is not known here: a running proxy tells with PUT /config?dry_run=1.",
+        "note: Backends that dns:h finds are not known here: a running proxy tells with PUT /config?dry_run=1.",
     ]
     assert main(["preview", str(new), str(new)]) == 0
     assert "no key moves" in capsys.readouterr().out
     new.write_text("backends: 3")
     assert main(["preview", str(old), str(new)]) == 1
     assert capsys.readouterr().err == f"{new}: backends: must be a list\n"
+
+
+def test_preview_reads_files_of_discovery(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    old, new, found = tmp_path / "old.yaml", tmp_path / "new.yaml", tmp_path / "found.yaml"
+    found.write_text("[{name: b, url: 'http://b:1'}]")
+    old.write_text("backends: [{name: a, url: 'http://a:1'}]")
+    new.write_text(old.read_text() + f"\ndiscovery: [{{kind: file, path: {found}}}]")
+    assert main(["preview", str(old), str(new)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[2].split()[0], lines[2].split()[-1]) == ("b", "added")
+    assert lines[-1] == f"note: Backends read from file:{found} as it is now: 1."
 
 
 def test_the_demo_is_told_whether_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,23 @@ def test_explain_against_a_configuration(
     assert told["choice"]["reason"] == "home"
 
 
+def test_explain_offline_says_what_it_cannot_know_of_discovery(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, found = tmp_path / "stickyroute.yaml", written(tmp_path / "found.json", ["http://127.0.0.1:4"])
+    config.write_text(
+        f"discovery: [{{kind: file, path: {found}}}, {{kind: kubernetes, service: vllm, namespace: llm}}]"
+    )
+    body = written(tmp_path / "body.json", json.loads(chat()))
+    assert main(["explain", body, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    assert "* choice    127.0.0.1:4 (home)" in text
+    assert (
+        "note: Backends that kubernetes:llm/vllm finds are not known here: leave out --config to ask the "
+        "running proxy.\n"
+    ) in text
+
+
 def test_explain_what_would_be_refused(
     tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,7 +199,9 @@ async def test_sources_come_go_and_change_their_options_with_the_configuration(t
         assert not running
 
 
-async def test_what_the_configuration_names_comes_before_what_is_found(tmp_path: Path) -> None:
+async def test_what_the_configuration_names_comes_before_what_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "backends.yaml"
     async with fakes("a", "b", "c") as (a, b, c):
         path.write_text(
@@ -207,3 +209,10 @@ async def test_what_the_configuration_names_comes_before_what_is_found(tmp_path:
         )
         async with run_proxy([a], discovery=[{"kind": "file", "path": str(path)}]) as proxy:
             assert {one.name: one.spec.url for one in proxy.app.fleet.backends} == {"a": a.url, "b": b.url}
+            assert (await states(proxy))[f"file:{path}"]["left_out"] == ["a", "again"]
+            path.write_text(json.dumps([{"name": "a", "url": c.url}, {"name": "d", "url": b.url}]))
+            await until(lambda: names(proxy) == ["a", "d"])
+        assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
+            f"discovery file:{path}: backend a is left out: the configuration has one of that name",
+            f"discovery file:{path}: backend again is left out: the configuration has {a.url} as a",
+        ]

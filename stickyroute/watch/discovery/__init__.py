@@ -5,7 +5,8 @@ answer of each and tells the sum. Names are stable, so that who comes back under
 Nothing here touches the fleet.
 """
 
+from stickyroute.watch.discovery.file import found_in_file
 from stickyroute.watch.discovery.places import Found, Place
 from stickyroute.watch.discovery.watch import DiscoveryWatch, load_packages
 
-__all__ = ["DiscoveryWatch", "Found", "Place", "load_packages"]
+__all__ = ["DiscoveryWatch", "Found", "Place", "found_in_file", "load_packages"]

@@ -10,11 +10,11 @@ import asyncio
 from pathlib import Path
 
 from stickyroute.errors import ConfigError
-from stickyroute.settings import BackendSettings, read_backends
-from stickyroute.watch.discovery.places import Listener, Place
+from stickyroute.settings import DiscoverySettings, read_backends
+from stickyroute.watch.discovery.places import Found, Listener, Place, spec_of
 from stickyroute.watch.files import POLL_S, FileWatch
 
-__all__ = ["FileSource"]
+__all__ = ["FileSource", "found_in_file"]
 
 
 class FileSource:
@@ -34,16 +34,24 @@ class FileSource:
 
     async def _read(self, listener: Listener) -> None:
         try:
-            backends = await asyncio.to_thread(read_backends, self._path)
+            places = await asyncio.to_thread(_places, self._path)
         except ConfigError as error:
             listener.failed(error.message)
         else:
-            listener.found([_place(backend) for backend in backends])
+            listener.found(places)
 
     def again(self) -> None:
         """A file says the same however often it is read."""
 
 
-def _place(backend: BackendSettings) -> Place:
-    address = backend.address
-    return Place(backend.name, address.host, address.port, own=backend)
+def found_in_file(entry: DiscoverySettings) -> list[Found]:
+    """What the file of `entry` lists now. Blocks. Raises ConfigError."""
+    assert entry.path is not None
+    return [Found(spec_of(entry, place), False, entry.label) for place in _places(entry.path)]
+
+
+def _places(path: Path) -> list[Place]:
+    return [
+        Place(backend.name, backend.address.host, backend.address.port, own=backend)
+        for backend in read_backends(path)
+    ]

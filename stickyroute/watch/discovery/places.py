@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stickyroute.fleet import BackendSpec
 from stickyroute.settings import BackendSettings, DiscoverySettings
@@ -30,12 +30,12 @@ class Place:
     own: BackendSettings | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One backend of discovery, ready for the fleet."""
+class Found(NamedTuple):
+    """One backend of discovery, ready for the fleet. `source` is the label of the entry that found it."""
 
     spec: BackendSpec
     draining: bool
+    source: str
 
 
 class Listener(Protocol):

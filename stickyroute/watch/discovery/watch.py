@@ -1,7 +1,7 @@
 """Follows every source of discovery and tells the sum of what they found.
 
 Owns the last good answer of each source, what an empty one means, and how often changes are told: a burst of
-them is told once. A name or an address that two sources find belongs to the first in the configuration.
+them is told once. What two sources find alike is told of both.
 """
 
 from __future__ import annotations
@@ -239,13 +239,8 @@ def _identity(entry: DiscoverySettings) -> str:
 
 
 def _found(told: Sequence[tuple[DiscoverySettings, Sequence[Place]]]) -> tuple[Found, ...]:
-    by_name: dict[str, Found] = {}
-    addresses: set[tuple[str, int, str]] = set()
-    for entry, places in told:
-        for place in places:
-            spec = spec_of(entry, place)
-            address = (spec.host, spec.port, spec.base_path)
-            if spec.name not in by_name and address not in addresses:
-                by_name[spec.name] = Found(spec, place.draining)
-                addresses.add(address)
-    return tuple(by_name.values())
+    return tuple(
+        Found(spec_of(entry, place), place.draining, entry.label)
+        for entry, places in told
+        for place in places
+    )
