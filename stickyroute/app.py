@@ -166,6 +166,7 @@ class App:
                 self.port = await server.listen(host, port, tls)
             except OSError as exc:
                 raise _not_opened("listen", settings.listen, exc) from exc
+            self.live.serving = True
         except BaseException:
             await self.stop(0.0)
             raise

@@ -89,18 +89,19 @@ class Fleet(Standing):
             [spec for _, spec in by_slot], [backend.spec for backend in self.backends], before, self._points
         )
 
-    def apply(self, plan: Plan, now_s: float) -> Applied:
+    def apply(self, plan: Plan, now_s: float, *, serving: bool = True) -> Applied:
         """Make the plan's backends the members, in one go.
 
         Who keeps the name keeps slot, keys, operator's state and all that was learned; another address counts as
-        a restart. One that was removed finishes what it has in flight.
+        a restart. One that was removed finishes what it has in flight. Who comes while nobody is `serving` yet
+        begins with its whole share: it joins no running fleet.
         """
         ring = plan.ring
         places = self._members.places(plan.specs)
         if sorted(places) != places:
             # Others were applied since the plan was made.
             order = sorted(range(len(places)), key=places.__getitem__)
-            return self.apply(self.plan([plan.specs[i] for i in order]), now_s)
+            return self.apply(self.plan([plan.specs[i] for i in order]), now_s, serving=serving)
         before = {backend.name: backend for backend in self.backends}
         backends = [Backend(slot, spec) for slot, spec in zip(places, plan.specs, strict=True)]
         added, changed = [], []
@@ -110,7 +111,7 @@ class Fleet(Standing):
         for backend in backends:
             old = before.pop(backend.name, None)
             if old is None:
-                self._join(backend, now_s)
+                self._join(backend, now_s, serving)
                 added.append(backend)
             elif old.spec != backend.spec:
                 self._change(old.spec, backend, now_s)
@@ -215,7 +216,7 @@ class Fleet(Standing):
 
     # Members that come, change and go.
 
-    def _join(self, backend: Backend, now_s: float) -> None:
+    def _join(self, backend: Backend, now_s: float, serving: bool) -> None:
         """Somebody new in a slot, or one that was removed and is back."""
         slot = backend.slot
         former = self._members.last(slot)
@@ -225,7 +226,7 @@ class Fleet(Standing):
             self._blank(slot)
         elif former is not None and former.spec.url != backend.spec.url:
             self._restart(slot)
-        if self.backends:  # who comes first has nobody to leave the load to
+        if serving and self.backends:  # who comes first has nobody to leave the load to
             self._rooms.join(slot, now_s)
 
     def _change(self, old: BackendSpec, backend: Backend, now_s: float) -> None:

@@ -91,6 +91,8 @@ class Live:
         self.last_error_at_s: float | None = None
         self.applied = 0
         self.refused = 0
+        self.serving = False
+        """Whether clients are served already. Who comes before that joins no running fleet: no slow start."""
         self.on_change: list[Callable[[Settings], None]] = []
         """Called with the settings in force after each change, for parts that take theirs once."""
         self._parts: Parts | None = None
@@ -273,7 +275,7 @@ class Live:
     def _change_members(self, parts: Parts, plan: Plan, contexts: Any) -> None:
         if not changes_members(plan):
             return
-        applied = parts.fleet.apply(plan, monotonic())
+        applied = parts.fleet.apply(plan, monotonic(), serving=self.serving)
         parts.targets.remove(applied.removed)
         parts.targets.put((*applied.added, *applied.changed), contexts)
 

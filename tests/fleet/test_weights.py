@@ -184,6 +184,12 @@ def test_slow_start_can_be_turned_off_and_the_first_need_none() -> None:
     assert list(some.loads.room) == [1.0, 1.0, 1.0]
 
 
+def test_who_is_found_before_anybody_is_served_needs_none() -> None:
+    some = of(2)
+    some.apply(some.plan([spec("b0"), spec("b1"), spec("new")]), 100.0, serving=False)
+    assert list(some.loads.room) == [1.0, 1.0, 1.0]
+
+
 def test_rules_change_while_running() -> None:
     some = of(2)
     look(some, 0, 0.9, 0.0)

@@ -209,9 +209,11 @@ async def test_what_the_configuration_names_comes_before_what_is_found(
         )
         async with run_proxy([a], discovery=[{"kind": "file", "path": str(path)}]) as proxy:
             assert {one.name: one.spec.url for one in proxy.app.fleet.backends} == {"a": a.url, "b": b.url}
+            assert list(proxy.app.fleet.loads.room) == [1.0, 1.0], "nobody was served before b was found"
             assert (await states(proxy))[f"file:{path}"]["left_out"] == ["a", "again"]
             path.write_text(json.dumps([{"name": "a", "url": c.url}, {"name": "d", "url": b.url}]))
             await until(lambda: names(proxy) == ["a", "d"])
+            assert proxy.app.fleet.loads.room[proxy.app.fleet.find("d").slot] < 1.0
         assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
             f"discovery file:{path}: backend a is left out: the configuration has one of that name",
             f"discovery file:{path}: backend again is left out: the configuration has {a.url} as a",
