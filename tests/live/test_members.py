@@ -53,7 +53,9 @@ def test_who_is_being_ended_stays_only_where_it_is() -> None:
 
 def test_offline_files_are_read_and_the_rest_is_told(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps(["http://h2:2", {"name": "a", "url": "http://h3:3"}]))
+    good.write_text(
+        json.dumps([{"url": "http://h2:2", "engine": "sglang"}, {"name": "a", "url": "http://h3:3"}])
+    )
     bad.write_text(json.dumps([{"url": "ftp://x"}, 3]))
     told = offline_members(
         settings(
@@ -65,7 +67,10 @@ def test_offline_files_are_read_and_the_rest_is_told(tmp_path: Path) -> None:
             ]
         )
     )
-    assert [(spec.name, spec.weight) for spec in told.specs] == [("a", 1), ("h2:2", 4)]
+    assert [(spec.name, spec.weight, spec.engine) for spec in told.specs] == [
+        ("a", 1, None),
+        ("h2:2", 4, "sglang"),
+    ]
     assert told.notes("look elsewhere") == [
         f"Backends read from file:{good} as it is now: 2.",
         f"file:{bad} has no backends now: {bad}: backends[0].url: must start with http:// or https://",

@@ -82,6 +82,7 @@ def spec_of(entry: DiscoverySettings, place: Place) -> BackendSpec:
         tls_verify=option("tls_verify"),
         models=option("models"),
         max_in_flight=option("max_in_flight"),
+        engine=own.engine if own is not None else None,
     )
 
 
