@@ -13,11 +13,12 @@ __all__ = ["Sieve"]
 class Sieve(Protocol):
     """Sees a body piece by piece, wherever it is cut, and gives back what goes on.
 
-    A piece that ends in `ending`, begins where nothing is held back, and has no `mark` in it would come back as it is:
-    it needs not be shown.
+    A piece that ends in `ending`, begins where nothing is held back, and has no `mark` but in `dull` ones would come
+    back as it is: it needs not be shown.
     """
 
     mark: bytes
+    dull: bytes
     ending: bytes
 
     @property

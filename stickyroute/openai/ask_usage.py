@@ -18,6 +18,7 @@ __all__ = ["UsageSieve", "ask_for_usage"]
 _ASKED = b'"stream_options":{"include_usage":true}'
 _ASKABLE = frozenset({Shape.CHAT, Shape.COMPLETIONS})
 _MARK = b'"usage"'
+_DULL = b'"usage":null'  # in every other event: OpenAI's way, and older SGLang's
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")  # of an event; engines write the first, sse-starlette the second
 _LONGEST_END = 4
 _HOLD_BYTES = 8192
@@ -53,7 +54,7 @@ def ask_for_usage(shape: Shape, body: bytes, fields: Mapping[str, Any] | None) -
 class UsageSieve:
     """Takes the usage event, which nobody but us asked for, out of one stream of CHAT or COMPLETIONS.
 
-    `told` is the last event that spoke of usage, taken out or not. An event that arrives in parts is held until
+    `told` is the last usage that an event told, taken out or not. An event that arrives in parts is held until
     it is whole; a client could have read nothing from the parts. Of an engine that tells usage in every event,
     because it was started so, nothing is taken out: its clients get the last event too, asked for or not.
     """
@@ -61,10 +62,11 @@ class UsageSieve:
     __slots__ = ("_held", "_last", "_passing", "_tells_always", "told")
 
     mark = _MARK
+    dull = _DULL
     ending = _ENDS[0]
 
     def __init__(self) -> None:
-        self.told = b""
+        self.told: dict[str, Any] | None = None
         self._held = b""
         self._passing = False  # a long event has gone on in part
         self._last = b""  # its last bytes, for an end that is cut
@@ -104,13 +106,19 @@ class UsageSieve:
     def _without(self, events: bytes, at: int) -> bytes:
         """Whole events less the extra one; the last mark stands at `at`."""
         begin = _begin_of(events, at)
-        if events.rfind(_MARK, 0, begin) < 0:
+        before = _begin_of(events, begin - 1) if begin else 0
+        # Who tells all along has told with the event before: the rest need not be searched, which takes as long as all
+        # else together.
+        if events.rfind(_MARK, before, begin) < 0 and not events.startswith(_DULL, at):
             end = _first_end(events, at)
             return events[:begin] + events[end:] if self._is_extra(events[begin:end]) else events
         parts: list[bytes] = []
         done = 0
         at = events.find(_MARK)
         while at >= 0:
+            if events.startswith(_DULL, at):
+                at = events.find(_MARK, at + len(_DULL))
+                continue
             begin, end = _begin_of(events, at), _first_end(events, at)
             if self._is_extra(events[begin:end]):
                 parts.append(events[done:begin])
@@ -143,7 +151,7 @@ class UsageSieve:
             return False
         if not isinstance(value, dict) or not isinstance(value.get("usage"), dict):
             return False
-        self.told = event
+        self.told = value["usage"]
         if value.get("choices") == []:
             return not self._tells_always
         self._tells_always = True

@@ -22,6 +22,7 @@ __all__ = [
     "FirstContent",
     "Usage",
     "first_content",
+    "read_fields",
     "read_tail",
     "usage_is_asked",
     "usage_is_told",
@@ -109,7 +110,7 @@ def read_tail(shape: Shape, tail: bytes, streamed: bool) -> Usage | None:
             break
         colon = _OBJECT.match(tail, at + len(name))
         fields = _object_at(tail, colon.end()) if colon is not None else None
-        usage = _usage(shape, fields) if fields is not None else None
+        usage = read_fields(shape, fields) if fields is not None else None
         if usage is not None:
             return usage
         at = tail.rfind(name, 0, at)
@@ -122,7 +123,7 @@ def _whole(shape: Shape, body: bytes) -> Usage | None:
     except orjson.JSONDecodeError:
         return None
     usage = fields.get("usage") or fields.get("meta_info")
-    return _usage(shape, usage) if isinstance(usage, dict) else None
+    return read_fields(shape, usage) if isinstance(usage, dict) else None
 
 
 def _object_at(text: bytes, begin: int) -> dict[str, Any] | None:
@@ -141,7 +142,8 @@ def _object_at(text: bytes, begin: int) -> dict[str, Any] | None:
     return None
 
 
-def _usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
+def read_fields(shape: Shape, fields: Mapping[str, Any]) -> Usage | None:
+    """The same of a `usage` that was read as JSON."""
     prompt = _count(fields.get("prompt_tokens"))
     if prompt is None:
         return _input_usage(shape, fields)
@@ -164,7 +166,7 @@ def _usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
     )
 
 
-def _input_usage(shape: Shape, fields: dict[str, Any]) -> Usage | None:
+def _input_usage(shape: Shape, fields: Mapping[str, Any]) -> Usage | None:
     """Anthropic's names, and those of the Responses API."""
     prompt = _count(fields.get("input_tokens"))
     if prompt is None:

@@ -20,7 +20,14 @@ from stickyroute.openai.failures import ABORTED, DEAD, FAILED, LOOK_BYTES, MORE,
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Route
 from stickyroute.openai.state import GivenId, gives_id
-from stickyroute.openai.usage import FirstContent, Usage, read_tail, usage_is_asked, usage_is_told
+from stickyroute.openai.usage import (
+    FirstContent,
+    Usage,
+    read_fields,
+    read_tail,
+    usage_is_asked,
+    usage_is_told,
+)
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.tracing import Trace, Tracer
 
@@ -264,8 +271,8 @@ class Exchange(Relay):
 
     def usage(self) -> Usage | None:
         """What the reply said of its tokens, as far as its end was kept."""
-        if self._sieve is not None and self._sieve.told:
-            return read_tail(self.route.shape, self._sieve.told, True)
+        if self._sieve is not None and self._sieve.told is not None:
+            return read_fields(self.route.shape, self._sieve.told)
         tail = self.end_of_body()
         return read_tail(self.route.shape, tail, self.streams) if tail else None
 

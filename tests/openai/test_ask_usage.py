@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stickyroute.openai.ask_usage import UsageSieve, ask_for_usage
 from stickyroute.openai.routes import Shape
-from stickyroute.openai.usage import Usage, read_tail
+from stickyroute.openai.usage import Usage, read_fields
 from tests.openai.test_usage import body_of, events_of
 
 ASKED = [
@@ -96,7 +96,7 @@ def test_the_usage_of_a_real_stream_is_taken_out_wherever_it_is_cut_in_two(name:
     for cut in range(len(body) + 1):
         got, sieve = through(body[:cut], body[cut:])
         assert got == wanted
-        assert read_tail(Shape.CHAT, sieve.told, True) == usage
+        assert read_fields(Shape.CHAT, sieve.told or {}) == usage
 
 
 @pytest.mark.parametrize(("name", "_"), ASKED)
@@ -131,6 +131,20 @@ def test_every_way_to_end_events_and_to_space_json(end: bytes, space: bytes, dat
     assert not sieve.holds
 
 
+@given(cuts=st.sets(st.integers(0, 700), max_size=8), tells=st.booleans())
+def test_an_engine_that_names_usage_in_every_event(cuts: set[int], tells: bool) -> None:
+    """OpenAI's way, which older SGLang has too: null in all but the last."""
+    said = b'{"prompt_tokens":3,"completion_tokens":1}'
+    token = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":%b}\n\n' % (said if tells else b"null")
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+    done = b"data: [DONE]\n\n"
+    body = token * 4 + usage + done
+    at = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
+    got, sieve = through(*(body[a:b] for a, b in pairwise(at)))
+    assert got == (body if tells else token * 4 + done)
+    assert sieve.told == {"prompt_tokens": 3, "completion_tokens": 2}
+
+
 def test_whole_events_are_not_held_and_parts_of_long_ones_neither() -> None:
     sieve = UsageSieve()
     assert sieve.feed(b"data: 1\n\n") == b"data: 1\n\n"
@@ -156,8 +170,9 @@ def test_what_is_no_stream_of_events_goes_on_as_it_is(pieces: list[bytes]) -> No
 
 def test_a_piece_that_need_not_be_shown_comes_back_as_it_is() -> None:
     """The law that the fast lane of http rests on."""
-    for event in events_of(body_of("vllm-chat-stream-raw.txt")):
+    dull = [b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n']
+    for event in events_of(body_of("vllm-chat-stream-raw.txt")) + dull:
         sieve = UsageSieve()
-        if sieve.mark not in event and event.endswith(sieve.ending):
+        if event.count(sieve.mark) == event.count(sieve.dull) and event.endswith(sieve.ending):
             assert sieve.feed(event) == event
             assert not sieve.holds
