@@ -97,7 +97,8 @@ class ScrapeWatch:
             if status == 404:
                 return await self._scrape_loads(scrape)
         except AskFailed as failure:
-            scrape.say(f"its /metrics cannot be read: {failure.why}")
+            if not failure.refused:  # that is said of the backend as a whole, by who hears of it next
+                scrape.say(f"its /metrics cannot be read: {failure.why}")
             self._on_failed(scrape.backend.slot)
             return False
         return self._answered(scrape, status, page)
