@@ -44,6 +44,9 @@ _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; se
 _STALL_LIMIT = 0.5  # of a pause between tokens, as a part of time to first token; see docs/adr/0009
 _TOKEN_SHARE_LIMIT = 2.0  # tokens in the cache for one of a prompt in flight
 _TOTALS = 16_384  # conversations whose length in tokens is remembered, some 250 bytes each
+_POINTS = 32
+"""From so many requests a second of a backend rates, trust and bytes per token are learned: more would make nothing
+better, and cost as much as the choice of a backend does."""
 _MIN_RUN_TOKENS = 16  # an answer of fewer tokens says nothing of the pauses between them
 
 
@@ -74,6 +77,8 @@ class Books:
         self._settled_s = -1.0
         self._stay = Mean(0.0, 0.02)
         self._first = Mean(0.0, 0.02)
+        self._second_s = [0.0] * count  # since when points are counted, and how many there are since
+        self._points = [0] * count
         self._block = [1] * count  # tokens in a block of the engine's, until its metrics tell
         self._told: dict[tuple[int, ...], int] = {}  # by pool: prompts whose length in tokens was told
         # By a conversation's last block: its prompt's tokens, its answer's, and the prompt's bytes.
@@ -98,9 +103,10 @@ class Books:
         for values, value in self._blank():
             values.extend([value] * more)
         self._waiting += [{} for _ in range(more)]
-        for sums in (self._since_s, self._owed, self._believed, self._proved):
+        for sums in (self._since_s, self._owed, self._believed, self._proved, self._second_s):
             sums += [0.0] * more
         self._rate += [self._new_rate() for _ in range(more)]
+        self._points += [0] * more
         self._block += [1] * more
 
     def reset(self, slot: int) -> None:
@@ -168,7 +174,12 @@ class Books:
         loads.queued[slot] += 1
         loads.in_flight_tokens[slot] += lease.tokens
         loads.kv_used[slot] = used = loads.kv_per_token[slot] * loads.in_flight_tokens[slot]
-        lease.learns = lease.streams and used < KV_HIGH_WATER
+        if now_s >= self._second_s[slot] + 1.0:
+            self._second_s[slot] = now_s
+            self._points[slot] = 0
+        self._points[slot] += 1
+        lease.teaches = self._points[slot] <= _POINTS
+        lease.learns = lease.teaches and lease.streams and used < KV_HIGH_WATER
         lease.ahead_tokens = ahead = loads.backlog_tokens[slot]
         lease.expected_s = loads.step_s + (ahead + lease.missing_tokens) * loads.token_s[slot]
         waiting[lease] = None
@@ -214,7 +225,19 @@ class Books:
     def usage(self, lease: Lease, usage: Usage, now_s: float) -> None:
         """The reply told its tokens."""
         keys, slot, loads = lease.keys, lease.slot, self.loads
-        prompt = usage.prompt_tokens
+        prompt, answer = usage.prompt_tokens, usage.completion_tokens
+        if answer is not None and answer > 0:
+            loads.index.record_tokens(slot, answer)
+            if keys.chain and keys.affinity is not None:
+                # The next turn finds it cached, and with it what comes after the prompt's last whole block.
+                last = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
+                loads.index.extend(slot, keys.chain[-1], prompt * last + answer, keys.affinity)
+                totals = self._totals
+                totals[keys.chain[-1]] = prompt, answer, keys.prompt_bytes
+                if len(totals) > _TOTALS:
+                    del totals[next(iter(totals))]
+        if not lease.teaches:
+            return
         if prompt > 0 and keys.prompt_bytes and keys.prompt_tokens is None and lease.view is not None:
             # Sums would let one huge prompt decide; the mean of ratios lets very short ones, so those count less.
             # The first prompts say more than where learning starts.
@@ -227,17 +250,7 @@ class Books:
             self._believed[slot] = 0.99 * self._believed[slot] + min(lease.held_tokens, prompt)
             self._proved[slot] = 0.99 * self._proved[slot] + min(usage.cached_tokens, lease.held_tokens)
             loads.trust[slot] = min(1.0, self._proved[slot] / self._believed[slot])
-        answer = usage.completion_tokens
         if answer is not None and answer > 0:
-            loads.index.record_tokens(slot, answer)
-            if keys.chain and keys.affinity is not None:
-                # The next turn finds it cached, and with it what comes after the prompt's last whole block.
-                last = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
-                loads.index.extend(slot, keys.chain[-1], prompt * last + answer, keys.affinity)
-                totals = self._totals
-                totals[keys.chain[-1]] = prompt, answer, keys.prompt_bytes
-                if len(totals) > _TOTALS:
-                    del totals[next(iter(totals))]
             self._answer.add(answer)
             if lease.first_s and lease.streams and answer >= _MIN_RUN_TOKENS and now_s > lease.first_s:
                 ran = (lease.running_then + loads.in_flight[slot] - loads.queued[slot]) / 2

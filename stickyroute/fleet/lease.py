@@ -20,13 +20,15 @@ class Lease:
     `tokens` is the length of the prompt as far as known, `missing_tokens` what of it the backend has to
     compute, `cached_tokens` what it is expected to find in its cache (to the token, where the conversation's length is
     known), `ahead_tokens` what it had to compute before, `expected_s` the time to the first token that follows, all as
-    believed at dispatch. Every method may be called again without effect. Times are of one clock, in seconds.
+    believed at dispatch. `teaches` says whether what becomes of it is learned from, `learns` whether its first token
+    is too. Every method may be called again without effect. Times are of one clock, in seconds.
     """
 
     __slots__ = (
         "_answered", "_books", "_held", "_told", "ahead_tokens", "began_s", "cached_tokens", "expected_s",
         "first_s", "held_blocks",
-        "held_tokens", "keys", "learns", "missing_tokens", "running_then", "slot", "streams", "tokens", "view",
+        "held_tokens", "keys", "learns", "missing_tokens", "running_then", "slot", "streams", "teaches",
+        "tokens", "view",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +56,7 @@ class Lease:
         self.expected_s = 0.0
         self.running_then = 0
         self.learns = True
+        self.teaches = True
         self._held = True
         self._answered = False
         self._told = False

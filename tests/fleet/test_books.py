@@ -236,6 +236,24 @@ def test_bytes_per_token_are_learned_from_usage() -> None:
     assert lease(two, 0, prompt("x", 750), 900.0).tokens == pytest.approx(1000, rel=0.05)
 
 
+def test_of_very_many_requests_a_second_some_are_learned_from() -> None:
+    """Each backend's second by itself; what is cached where is noted of all."""
+    two = fleet()
+    seen = []
+    for number in range(80):
+        turn = lease(two, 0, prompt(f"{number} ", 1000), 1.0 + number / 1000)
+        turn.first_token(1.05 + number / 1000)
+        turn.usage(Usage(500 if number else 1000, None, 10), 1.05 + number / 1000)
+        turn.release(1.05 + number / 1000)
+        seen.append(everybody(two).view.bytes_per_token)
+    assert seen[0] < seen[20] < seen[31] == seen[-1]
+    for slot, at_s in ((1, 1.1), (0, 2.1)):
+        before = everybody(two).view.bytes_per_token
+        lease(two, slot, prompt(f"{slot} ", 1000), at_s).usage(Usage(500, None, 10), at_s + 0.1)
+        assert everybody(two).view.bytes_per_token > before
+    assert lease(two, 0, prompt("79 ", 2000), 2.2).held_tokens > 1000
+
+
 def test_the_first_prompts_say_more_of_the_text_than_where_learning_starts() -> None:
     one = fleet(1)
     view = everybody(one).view
