@@ -50,6 +50,8 @@ _BESIDE: Final = ("name", "tool_call_id", "reasoning_content", "reasoning", "ref
 _MARKS: Final = {role: f"\x1e{role}\x1f" for role in ("developer", "user", "assistant", "tool")}
 _PLAIN_MARKS: Final = {**_MARKS, "system": "\x1esystem\x1f"}
 _AROUND: Final = frozenset({"tools", "functions", *_RENDERING})
+# Makes a Prompt without the function that NamedTuple writes around this, which costs more than all the rest.
+_new: Final = tuple.__new__
 
 
 class Prompt(NamedTuple):
@@ -129,7 +131,10 @@ def _plain_chat(body: Mapping[str, Any]) -> Prompt | None:
     for message in messages:
         if type(message) is not dict or len(message) != 2:
             return None
-        role, content = message.get("role"), message.get("content")
+        try:
+            role, content = message["role"], message["content"]
+        except KeyError:
+            return None
         if type(role) is not str or type(content) is not str or role not in _PLAIN_MARKS:
             return None
         if role == "assistant":
@@ -158,7 +163,7 @@ def _prompt(pieces: list[str], turns: list[int], limit: int | None) -> Prompt:
     if limit is not None and size > limit:
         encoded = encoded[:limit]
     if not turns:
-        return Prompt(encoded, (), size)
+        return _new(Prompt, (encoded, (), size, None))
     end = len(parts)
     places = []
     for turn in turns[: -_TURNS - 1 : -1]:  # the last ones are near the end: count from there
@@ -166,7 +171,7 @@ def _prompt(pieces: list[str], turns: list[int], limit: int | None) -> Prompt:
         end = turn
         if 0 < place <= len(encoded):
             places.append(place)
-    return Prompt(encoded, tuple(places), size)
+    return _new(Prompt, (encoded, tuple(places), size, None))
 
 
 class _Writer:

@@ -20,7 +20,7 @@ from stickyroute.openai.prompt import NO_PROMPT, Prompt, measure, normalize
 from stickyroute.openai.request import Asked
 from stickyroute.openai.routes import Shape
 from stickyroute.routing.anchor import Anchors
-from stickyroute.routing.keys import NO_KEYS, Needs, RequestKeys, second_key
+from stickyroute.routing.keys import NO_KEYS, Needs, RequestKeys, made, second_key
 from stickyroute.routing.prefix import Prefixes
 from stickyroute.routing.sessions import Sessions
 
@@ -41,6 +41,7 @@ _PER_REQUEST = frozenset({
 _NAMESPACES = ("cache_salt", "extra_key", "lora_path")
 _SCOPES: Final = 1024  # models whose scope is kept spelt out, if it has no more than so many bytes
 _SCOPE_BYTES: Final = 512
+_KEPT: Final = 1024  # chains of long prompts, of 4 KB each at 32 KB: what comes again is not hashed anew
 
 _NOT_IN_A_NAME = frozenset(' \t\r\n":,;()<>[]{}@/\\?=')
 
@@ -96,7 +97,7 @@ class AffinityRule:
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
         self._need(needs)
         if prefixes is None:
-            prefixes = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
+            prefixes = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES, kept=_KEPT)
         if anchors is None:
             anchors = Anchors(prefixes, defaults.PREFIX_ANCHOR_CELLS, defaults.PREFIX_MASKED_BYTES)
         self.prefixes = prefixes
@@ -151,14 +152,15 @@ class AffinityRule:
                 if not self._size:
                     return RequestKeys(affinity, source.label)
                 return self._complete(affinity, source.label, prompt, chain, pool)
-            affinity = self._hash(headers, asked, tenant, source.name, value)
+            root, spelt = self._scope(asked)
+            affinity = self._hash(headers, spelt, tenant, source.name, value)
             if not self._size:
                 return RequestKeys(affinity, source.label)
-            prompt, chain = self._prompt(shape, asked)
+            prompt, chain = self._prompt(shape, asked, root)
             return self._complete(affinity, source.label, prompt, chain, pool)
         if not self._size:
             return NO_KEYS
-        prompt, chain = self._prompt(shape, asked)
+        prompt, chain = self._prompt(shape, asked, self._scope(asked)[0])
         return self._complete(None, "", prompt, chain, pool)
 
     def peek(
@@ -198,7 +200,7 @@ class AffinityRule:
         self._size = bool(needs & Needs.SIZE)
         self._chain = needs == Needs.CHAIN
 
-    def _prompt(self, shape: Shape, asked: Asked) -> tuple[Prompt, Sequence[int]]:
+    def _prompt(self, shape: Shape, asked: Asked, root: int) -> tuple[Prompt, Sequence[int]]:
         if asked.body is None:
             return NO_PROMPT, ()
         if not self._chain:
@@ -208,7 +210,7 @@ class AffinityRule:
             size_bytes, tokens = measure(shape, asked.body, self._limit, asked.body_bytes)
             return Prompt(b"", (), size_bytes, tokens), ()
         prompt = normalize(shape, asked.body, self._limit, asked.body_bytes)
-        return prompt, self.prefixes.chain(prompt.text, self._scope(asked)[0])
+        return prompt, self.prefixes.chain(prompt.text, root)
 
     def _complete(
         self, affinity: int | None, label: str, prompt: Prompt, chain: Sequence[int], pool: tuple[int, ...]
@@ -220,7 +222,7 @@ class AffinityRule:
         second = second_key(affinity)
         # Counted under its second name: the first may be a block's hash, which the anchors count.
         spread = self.anchors.spread(second, pool)
-        return RequestKeys(affinity, label, chain, ends, size_bytes, tokens, second, spread)
+        return made(RequestKeys, (affinity, label, chain, ends, size_bytes, tokens, second, spread))
 
     def _place(
         self, shape: Shape, prompt: Prompt, chain: Sequence[int], root: int, pool: tuple[int, ...]
@@ -259,7 +261,7 @@ class AffinityRule:
         return xxh3_64_intdigest(b"%d:%b%b" % (len(owner), owner, named), key)
 
     def _hash(
-        self, headers: Mapping[bytes, bytes], asked: Asked, tenant: str, source: bytes, value: bytes | str
+        self, headers: Mapping[bytes, bytes], scope: bytes, tenant: str, source: bytes, value: bytes | str
     ) -> int:
         """Every part but the last after its length: no two different requests spell the same bytes."""
         if isinstance(value, str):
@@ -269,7 +271,7 @@ class AffinityRule:
         if tenant or named:
             owner = tenant.encode("utf-8", "surrogatepass")
             owner = b"%d:%b%d:%b" % (len(owner), owner, len(named), named)
-        return xxh3_64_intdigest(b"%b%b%b%b" % (owner, self._scope(asked)[1], source, value))
+        return xxh3_64_intdigest(b"%b%b%b%b" % (owner, scope, source, value))
 
     def _scope(self, asked: Asked) -> tuple[int, bytes]:
         """What engines keep cache entries apart by: the hash that every chain of it starts from, and as bytes."""
@@ -299,7 +301,7 @@ def build_affinity(settings: Settings, needs: Needs, before: AffinityRule | None
             anchors=before.anchors,
             sessions=before.sessions,
         )
-    prefixes = Prefixes(prefix.block_bytes, prefix.prompt_bytes)
+    prefixes = Prefixes(prefix.block_bytes, prefix.prompt_bytes, kept=_KEPT)
     return AffinityRule(
         affinity.sources,
         affinity.tenant_header,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import IntFlag
 from typing import Final, NamedTuple
 
-__all__ = ["NO_KEYS", "Needs", "RequestKeys", "candidate_keys", "second_key"]
+__all__ = ["NO_KEYS", "Needs", "RequestKeys", "candidate_keys", "made", "second_key"]
 
 _WORD: Final = (1 << 64) - 1
 # Odd: multiplying by it is a bijection of 64-bit words, and so its powers.
@@ -56,6 +56,10 @@ class RequestKeys(NamedTuple):
 
 
 NO_KEYS: Final = RequestKeys(None, "")
+
+made: Final = tuple.__new__
+"""`made(RequestKeys, (...))` with a value for every field is `RequestKeys(...)` without the function that `NamedTuple`
+writes around it, which costs more than all the rest."""
 
 
 def second_key(key: int) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from stickyroute import defaults
+from stickyroute.routing import prefix
 from stickyroute.routing.prefix import Prefixes, block_ends
 
 SMALL = Prefixes(block_bytes=4, limit_bytes=1 << 12, per_depth=4)
@@ -44,6 +45,40 @@ def test_chains_are_equal_exactly_as_far_as_prompts_are(head: bytes, one: bytes,
         min(len(first), len(second)),
     )
     assert shared(SMALL.chain(first, ROOT), SMALL.chain(second, ROOT)) == SMALL.count(common)
+
+
+HEADS = st.sampled_from([b"", b"ab" * 60, b"ab" * 60 + b"cd" * 200, b"ba" * 300])
+PIECES = st.sampled_from([b"", b"x", b"yz" * 40, b"z" * 300])
+
+
+@given(
+    prompts=st.lists(
+        st.tuples(HEADS, PIECES, PIECES, st.integers(1, 2)).map(lambda made: (b"".join(made[:3]), made[3])),
+        max_size=40,
+    ),
+    kept=st.integers(1, 3),
+)
+def test_what_is_kept_of_earlier_prompts_changes_no_hash(prompts: list[tuple[bytes, int]], kept: int) -> None:
+    keeps = Prefixes(block_bytes=4, limit_bytes=1 << 12, per_depth=4, kept=kept)
+    for text, root in prompts:
+        assert keeps.chain(text, root) == SMALL.chain(text, root)
+
+
+def test_a_conversation_is_not_hashed_block_by_block_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its third turn begins with what the first two had in common: window, beginning and what is new are hashed."""
+    hashed: list[int] = []
+
+    def count(data: bytes | memoryview, seed: int) -> int:
+        hashed.append(len(data))
+        return xxh3_64_intdigest(data, seed)
+
+    monkeypatch.setattr(prefix, "xxh3_64_intdigest", count)
+    keeps = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES, kept=1024)
+    turns = [bytes(16 * 1024 + 512 * turn) for turn in range(3)]
+    for turn in turns:
+        hashed.clear()
+        keeps.chain(turn, ROOT)
+    assert hashed == [64, 16 * 1024, 512]
 
 
 @given(text=st.binary(min_size=4, max_size=300), one=ROOTS, other=ROOTS)
