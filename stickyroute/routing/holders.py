@@ -112,12 +112,12 @@ class Holders:
         """Note the stamp: in the slot's own place, else in one that nobody needs, else in a line."""
         at = row * PLACES
         slots, stamps = self.slots, self.stamps
+        if slots[at] == WIDE:
+            self._lines[stamps[at] * self._stride + slot] = stamp
+            return
         here = slots[at : at + PLACES]
         if slot in here:
             stamps[at + here.index(slot)] = stamp
-            return
-        if here[0] == WIDE:
-            self._lines[stamps[at] * self._stride + slot] = stamp
             return
         floors = self._floors
         for place, holder in enumerate(here, at):

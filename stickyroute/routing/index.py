@@ -37,6 +37,7 @@ _BACKENDS: Final = 0xFFF
 _FORK_LIMIT: Final = 0xFFFF
 _YOUNG: Final = 1 / 32  # of the capacity
 _CLOCK_END: Final = 0xFFFF_0000
+_TICK_END: Final = 0xFFFF_FFFF
 
 
 class Index:
@@ -186,16 +187,11 @@ class Index:
 
     def _who(self, key: int) -> Sequence[int]:
         """The slots that hold a block."""
-        keys = self._keys
         row = (key & self._bucket_mask) * _WAYS
-        if keys[row] != key:
-            row += 1
-            if keys[row] != key:
-                row += 1
-                if keys[row] != key:
-                    row += 1
-                    if keys[row] != key:
-                        return ()
+        if self._keys[row] != key:
+            row = self._find(key)
+            if row < 0:
+                return ()
         return self._holders.of(row)
 
     def insert(
@@ -208,19 +204,25 @@ class Index:
         """
         if not chain:
             return 0, 0.0
-        keys, touched, mask, holders = self._keys, self._touched, self._bucket_mask, self._holders
-        slots, stamps = holders.slots, holders.stamps
-        matched, worn_bytes, oldest = self._matched(slot, chain, ends)
+        matched, row, worn_bytes, oldest = self._matched(slot, chain, ends)
         held_bytes, tail = 0, 0.0
         if matched:
             held_bytes = ends[matched - 1]
-            tail = self._tail(chain[matched - 1], slot, owner)
+            noted = self._tails[row]
+            if noted >> 28 == (owner & _OWNER) << 12 | slot:
+                tail = float(noted & _TAIL_TOKENS)
         scale = tokens_per_byte / _UNIT_TOKENS
         fresh = (ends[len(chain) - 1] - held_bytes) * scale - tail / _UNIT_TOKENS
-        stamp = self._advance(slot, max(0.0, fresh) + worn_bytes * scale)
-        tick = self._tick = (self._tick + 1) & 0xFFFF_FFFF
+        stamp = self._advance(slot, (fresh if fresh > 0.0 else 0.0) + worn_bytes * scale)
+        tick = self._tick = self._tick + 1 if self._tick < _TICK_END else self._restart_ticks()
         # What is young needs no new stamp: most of a conversation's blocks were touched a minute ago.
-        for key in chain[matched:] if oldest < _YOUNG else chain:
+        if oldest < _YOUNG:
+            if matched == len(chain):
+                return matched, tail
+            chain = chain[matched:]
+        keys, touched, mask, holders = self._keys, self._touched, self._bucket_mask, self._holders
+        slots, stamps = holders.slots, holders.stamps
+        for key in chain:
             row = (key & mask) * _WAYS
             if keys[row] != key:
                 row += 1
@@ -259,7 +261,7 @@ class Index:
     def note(self, slot: int, chain: Sequence[int]) -> None:
         """The backend has these blocks now, whoever had them computed; nothing else ages by them."""
         stamp = int(self._clocks[slot])
-        tick = self._tick = (self._tick + 1) & 0xFFFF_FFFF
+        tick = self._tick = self._tick + 1 if self._tick < _TICK_END else self._restart_ticks()
         for key in chain:
             row = self._find(key)
             if row < 0:
@@ -306,10 +308,6 @@ class Index:
         held = sum(1 for row in range(self.rows) if self._holders.stamp(row, slot) > self._floors[slot])
         return held / self._rows_used if self._rows_used else 0.0
 
-    def _tail(self, block: int, slot: int, owner: int) -> float:
-        holder, tokens = self.tail(block, owner)
-        return tokens if holder == slot else 0.0
-
     def _find(self, key: int) -> int:
         row = (key & self._bucket_mask) * _WAYS
         keys = self._keys
@@ -320,20 +318,31 @@ class Index:
                 return at
         return -1
 
-    def _matched(self, slot: int, chain: Sequence[int], ends: Sequence[int]) -> tuple[int, float, float]:
-        """How many blocks the slot holds, the sum over those of bytes x age, and the age of the oldest looked at.
+    def _matched(self, slot: int, chain: Sequence[int], ends: Sequence[int]) -> tuple[int, int, float, float]:
+        """How many blocks the slot holds, the row of the last of them, the sum over those of bytes x age, and the age
+        of the oldest looked at.
 
         Ages are shares of the capacity. Blocks between two that are looked at count with the age of the deeper:
         a head that others share is younger than what follows it.
         """
         floor, clock = self._floors[slot], self._clocks[slot]
+        keys, mask, holders = self._keys, self._bucket_mask, self._holders
+        slots, stamps = holders.slots, holders.stamps
         low, high, middle, oldest = 0, len(chain), 1, 0.0
-        begin, worn = 0, 0.0
+        begin, worn, last = 0, 0.0, -1
         while low < high:
-            row = self._find(chain[middle - 1])
-            stamp = self._holders.stamp(row, slot) if row >= 0 else 0
+            key = chain[middle - 1]
+            row = (key & mask) * _WAYS
+            if keys[row] != key:
+                row = self._find(key)
+            if row < 0:
+                stamp = 0
+            elif slots[row * PLACES] == slot:
+                stamp = stamps[row * PLACES]
+            else:
+                stamp = holders.stamp(row, slot)
             if stamp > floor:
-                low = middle
+                low, last = middle, row
                 age = clock - stamp
                 worn += (ends[low - 1] - begin) * age
                 begin = ends[low - 1]
@@ -343,7 +352,7 @@ class Index:
                 high = middle - 1
             middle = (low + high + 1) >> 1
         capacity = self._capacity[slot]
-        return low, worn / capacity, oldest / capacity
+        return low, last, worn / capacity, oldest / capacity
 
     def _advance(self, slot: int, ticks: float) -> int:
         """Move a clock; returns the stamp of what is touched now."""
@@ -362,6 +371,11 @@ class Index:
         self._clocks[slot] = self._capacity[slot] + 1.0
         self._floors[slot] = 1
 
+    def _restart_ticks(self) -> int:
+        """Once in four billion chains: all rows were touched at the same time."""
+        self._touched = array("I", bytes(4 * self.rows))
+        return 1
+
     def _place(self, key: int, last: int) -> int:
         """A row for a new key in the bucket that ends at `last`: an empty one, else the longest untouched."""
         keys = self._keys
@@ -370,9 +384,8 @@ class Index:
             self._rows_used += 1
             keys[row] = key
             return row
-        touched, tick = self._touched, self._tick
-        ages = [(tick - at) & 0xFFFF_FFFF for at in touched[last - 3 : last + 1]]
-        row = last - 3 + ages.index(max(ages))
+        touched = self._touched[last - 3 : last + 1].tolist()
+        row = last - 3 + touched.index(min(touched))
         keys[row] = key
         self._tails[row] = 0
         self._forks[row] = 0
@@ -384,4 +397,4 @@ class Index:
         return (self._clocks[slot] - stamp) / self._capacity[slot]
 
     def _is_idle(self, row: int) -> bool:
-        return (self._tick - self._touched[row]) & 0xFFFF_FFFF >= self.rows >> 3
+        return self._tick - self._touched[row] >= self.rows >> 3
