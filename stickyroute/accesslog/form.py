@@ -12,8 +12,6 @@ from functools import lru_cache
 from time import gmtime, strftime
 from typing import Final
 
-import orjson
-
 __all__ = ["END", "FIELDS", "FORMATS", "MAX_TEXT", "STATUS", "Line", "Text"]
 
 MAX_TEXT = 256
@@ -46,60 +44,22 @@ def _as_json(line: Line) -> str:
         attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
         expected_tokens, answer_tokens, end,
     ) = line  # fmt: skip
-    short = model is None or len(model) <= MAX_TEXT
-    if short and type(request_id) is bytes and type(method) is bytes and len(request_id) <= MAX_TEXT:
-        try:
-            out = orjson.dumps(
-                {
-                    "ts": _time(ts),
-                    "request_id": request_id.decode("latin-1") or None,
-                    "peer": peer or None,
-                    "method": method.decode("latin-1") or None,
-                    "route": route or None,
-                    "model": model or None,
-                    "pool": pool or None,
-                    "key": None if key is None else f"{key:016x}",
-                    "key_source": key_source or None,
-                    "backend": backend or None,
-                    "reason": reason or None,
-                    "attempts": attempts,
-                    "status": status,
-                    "ttft_s": None if ttft_s is None else round(ttft_s, 6),
-                    "duration_s": round(duration_s, 6),
-                    "bytes_in": bytes_in,
-                    "bytes_out": bytes_out,
-                    "prompt_tokens": prompt_tokens,
-                    "cached_tokens": cached_tokens,
-                    "expected_tokens": None if expected_tokens is None else round(expected_tokens),
-                    "answer_tokens": answer_tokens,
-                    "end": end,
-                },
-                option=orjson.OPT_APPEND_NEWLINE,
-            )
-        except TypeError:  # a lone surrogate, or bytes where text is usual
-            return _odd_as_json(line)
-        # orjson leaves DEL, C1 controls and line separators as they are: terminals and log readers act on them.
-        if out.isascii() and b"\x7f" not in out:
-            return out.decode()
-    return _odd_as_json(line)
-
-
-def _odd_as_json(line: Line) -> str:
-    """The same for whatever a client may have put in it."""
-    (
-        ts, request_id, peer, method, route, model, pool, key, key_source, backend, reason,
-        attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
-        expected_tokens, answer_tokens, end,
-    ) = line  # fmt: skip
-    return _JSON % (
-        _time(ts), _json_text(request_id), _json_word(peer), _json_word(method), _json_word(route), _json_word(model),
-        _json_word(pool), "null" if key is None else f'"{key:016x}"', _json_word(key_source), _json_word(backend),
-        _json_word(reason), attempts, status, "null" if ttft_s is None else f"{ttft_s:.6f}", f"{duration_s:.6f}",
-        bytes_in, bytes_out, "null" if prompt_tokens is None else prompt_tokens,
-        "null" if cached_tokens is None else cached_tokens,
-        "null" if expected_tokens is None else round(expected_tokens),
-        "null" if answer_tokens is None else answer_tokens, _json_word(end),
-    )  # fmt: skip
+    if model is not None and len(model) > MAX_TEXT:
+        model = model[:MAX_TEXT]
+    before, between, after = _json_frame(
+        method, route, model, pool, key is None, key_source, backend, reason, attempts, status, end
+    )
+    # Times keep their microseconds as digits: 9.8e-05 is nothing for grep, awk or eyes.
+    return (
+        f'{{"ts":"{_time(ts)}","request_id":{_json_text(request_id)},"peer":{_json_word(peer)}{before}'
+        f"{'' if key is None else f'{key:016x}'}{between}"
+        f'{"null" if ttft_s is None else f"{ttft_s:.6f}"},"duration_s":{duration_s:.6f},'
+        f'"bytes_in":{bytes_in},"bytes_out":{bytes_out},'
+        f'"prompt_tokens":{"null" if prompt_tokens is None else prompt_tokens},'
+        f'"cached_tokens":{"null" if cached_tokens is None else cached_tokens},'
+        f'"expected_tokens":{"null" if expected_tokens is None else round(expected_tokens)},'
+        f'"answer_tokens":{"null" if answer_tokens is None else answer_tokens}{after}'
+    )
 
 
 def _as_text(line: Line) -> str:
@@ -108,25 +68,53 @@ def _as_text(line: Line) -> str:
         attempts, status, ttft_s, duration_s, bytes_in, bytes_out, prompt_tokens, cached_tokens,
         expected_tokens, answer_tokens, end,
     ) = line  # fmt: skip
-    # Times keep their microseconds as digits: 9.8e-05 is nothing for grep, awk or eyes.
-    return _TEXT % (
-        _time(ts), _plain_text(request_id), _plain_word(peer), _plain_word(method), _plain_word(route),
-        _plain_word(model), _plain_word(pool), "-" if key is None else f"{key:016x}", _plain_word(key_source),
-        _plain_word(backend), _plain_word(reason), attempts, status, "-" if ttft_s is None else f"{ttft_s:.6f}",
-        f"{duration_s:.6f}", bytes_in, bytes_out, "-" if prompt_tokens is None else prompt_tokens,
-        "-" if cached_tokens is None else cached_tokens,
-        "-" if expected_tokens is None else round(expected_tokens),
-        "-" if answer_tokens is None else answer_tokens, _plain_word(end),
-    )  # fmt: skip
+    if model is not None and len(model) > MAX_TEXT:
+        model = model[:MAX_TEXT]
+    before, between, after = _text_frame(
+        method, route, model, pool, key_source, backend, reason, attempts, status, end
+    )
+    return (
+        f"ts={_time(ts)} request_id={_plain_text(request_id)} peer={_plain_word(peer)}{before}"
+        f"{'-' if key is None else f'{key:016x}'}{between}"
+        f"{'-' if ttft_s is None else f'{ttft_s:.6f}'} duration_s={duration_s:.6f} "
+        f"bytes_in={bytes_in} bytes_out={bytes_out} "
+        f"prompt_tokens={'-' if prompt_tokens is None else prompt_tokens} "
+        f"cached_tokens={'-' if cached_tokens is None else cached_tokens} "
+        f"expected_tokens={'-' if expected_tokens is None else round(expected_tokens)} "
+        f"answer_tokens={'-' if answer_tokens is None else answer_tokens}{after}"
+    )
+
+
+# Most lines differ from others in their numbers alone: what stands between those is made once.
+@lru_cache(maxsize=512)
+def _json_frame(
+    method: Text, route: Text, model: Text, pool: Text, keyless: bool, source: Text, backend: Text, reason: Text,
+    attempts: int, status: int, end: Text,
+) -> tuple[str, str, str]:  # fmt: skip
+    def words(**named: Text) -> str:
+        return "".join(f',"{name}":{_json_text(text)}' for name, text in named.items())
+
+    before = words(method=method, route=route, model=model, pool=pool) + ',"key":'
+    between = words(key_source=source, backend=backend, reason=reason)
+    between += f',"attempts":{attempts},"status":{status},"ttft_s":'
+    after = f',"end":{_json_text(end)}}}\n'
+    return (before + "null", between, after) if keyless else (before + '"', '"' + between, after)
+
+
+@lru_cache(maxsize=512)
+def _text_frame(
+    method: Text, route: Text, model: Text, pool: Text, source: Text, backend: Text, reason: Text,
+    attempts: int, status: int, end: Text,
+) -> tuple[str, str, str]:  # fmt: skip
+    def words(**named: Text) -> str:
+        return "".join(f" {name}={_plain_text(text)}" for name, text in named.items())
+
+    before = words(method=method, route=route, model=model, pool=pool) + " key="
+    between = words(key_source=source, backend=backend, reason=reason)
+    return before, f"{between} attempts={attempts} status={status} ttft_s=", f" end={_plain_text(end)}\n"
 
 
 FORMATS = {"text": _as_text, "json": _as_json}
-_TEXT = " ".join(f"{name}=%s" for name in FIELDS) + "\n"
-_JSON = (
-    "{"
-    + ",".join(f'"{name}":{"%s" if name != "ts" else chr(34) + "%s" + chr(34)}' for name in FIELDS)
-    + "}\n"
-)
 
 
 def _time(ts: float) -> str:
