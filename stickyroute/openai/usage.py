@@ -214,8 +214,8 @@ def usage_is_asked(shape: Shape, body: Mapping[str, Any] | None) -> bool:
 def usage_is_told(piece: bytes) -> bool:
     """Whether a stream will end with its usage by the piece with its first token: engines that are set to
     tell it unasked do so in every event."""
-    begin = piece[:_TOLD_BYTES]
-    return b'"usage":{' in begin or b'"meta_info"' in begin
+    # From the end: of what is not there that is known in half the time.
+    return piece.rfind(b'"usage":{', 0, _TOLD_BYTES) >= 0 or piece.rfind(_META_INFO, 0, _TOLD_BYTES) >= 0
 
 
 _SPACE = rb"[ \t]{0,4}:[ \t]{0,4}"

@@ -237,7 +237,7 @@ class Exchange(Relay):
                 look = self._look = FirstContent(self.route.shape)
             if not look.feed(piece):
                 return False
-            if not self._tells_usage and not usage_is_told(piece):
+            if self.tail is not None and not self._tells_usage and not usage_is_told(piece):
                 self.tail = None  # nothing is worth keeping, and each token may go the fastest way
         self._core.begun(self)
         return True
