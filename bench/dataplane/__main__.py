@@ -19,7 +19,7 @@ from typing import cast
 
 from bench.dataplane import report, rig
 from bench.drivers import DRIVERS, find_drivers
-from bench.drivers.stickyroute import OFF, ON, Stickyroute
+from bench.drivers.stickyroute import ASKING, OFF, ON, Stickyroute
 
 QUICK_SCALE = 0.3
 
@@ -58,7 +58,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--watching",
         action="store_true",
-        help="stickyroute with all that watches requests (log, usage, doctor, decisions, shadow) and with none of it",
+        help="stickyroute with all that watches requests on, with streams asked for their usage too, and with all off",
     )
     parser.add_argument(
         "--phase",
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         watched = [
             replace(cast("Stickyroute", one), watching=watching)
             for one in ([ours, *also] if args.watching else [])
-            for watching in (OFF, ON)
+            for watching in (OFF, ON, ASKING)
         ]
         drivers += [*also, *watched]
     if not drivers:

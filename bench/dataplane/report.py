@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from bench.dataplane.rig import DIRECT, TRIES, Samples
-from bench.drivers.stickyroute import OFF, ON
+from bench.drivers.stickyroute import ASKING, OFF, ON
 
 OURS = "stickyroute"
 COSTS = {
@@ -217,8 +217,9 @@ def watching_verdicts(found: list[Row]) -> list[str]:
     by_name = {row.name: row for row in found}
     lines = []
     for name, on in by_name.items():
-        off = by_name.get(name.removesuffix(f"+{ON}") + f"+{OFF}")
-        if not name.endswith(f"+{ON}") or off is None:
+        policy, _, watching = name.rpartition("+")
+        off = by_name.get(f"{policy}+{OFF}")
+        if watching not in (ON, ASKING) or off is None:
             continue
         for phase, limit in WATCHING_LIMITS.items():
             value = ratio(on, off, phase)

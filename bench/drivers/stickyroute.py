@@ -24,14 +24,14 @@ def _default_policy() -> str:
     return found.group(1) if found else "?"
 
 
-ON, OFF = "watching", "blind"
-"""Everything that watches requests on, or off."""
+ON, ASKING, OFF = "watching", "asking", "blind"
+"""Everything that watches requests on; that, and streams asked for a usage that their clients did not want; all off."""
 
 
 @dataclass(slots=True)
 class Stickyroute(Driver):
     """Defaults but for where it listens, its backends and the affinity source. With `watching`, all that watches
-    requests is ON or OFF; traces, which need a collector, are off in both."""
+    requests is ON, ASKING or OFF; traces, which need a collector, are off in all."""
 
     watching: str = field(default="")
 
@@ -57,11 +57,11 @@ class Stickyroute(Driver):
         return f"{policy}+{self.watching}" if self.watching else policy
 
     def _watched(self, folder: Path) -> dict[str, Any]:
-        if self.watching == ON:
+        if self.watching in (ON, ASKING):
             return {
                 "access_log": "json",
                 "access_log_path": str(folder / "access.log"),
-                "usage": {"read": True, "ask": True},
+                "usage": {"read": True, "ask": self.watching == ASKING},
                 "doctor": {"enabled": True},
                 "shadow": "sticky",
             }
