@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import tracemalloc
 from collections import Counter
@@ -26,7 +27,7 @@ LETTERS = b"abcdefghijklmnopqrstuvwxyz ,.\n?!" * 8
 
 def words(seed: object, size_bytes: int) -> bytes:
     """Text that differs from the first bytes on."""
-    return random.Random(repr(seed)).randbytes(size_bytes).translate(LETTERS)
+    return hashlib.shake_128(repr(seed).encode()).digest(size_bytes).translate(LETTERS)
 
 
 HEAD = words("head", 3000)
@@ -181,12 +182,12 @@ def test_the_share_decides_and_two_shares_of_hysteresis_lie_between() -> None:
                 seen.find(words((name, "other", number), 300))
         return sum(kept) / len(kept)
 
-    assert run(0.08, 4000, "between, from below") == 1
-    assert run(0.20, 2000, "above") == 0
-    assert run(0.08, 4000, "between, from above") == 0
-    assert run(0.05, 4000, "still between") == 0
-    assert run(0.02, 6000, "below") == 1
-    assert run(0.08, 4000, "between, from below again") == 1
+    assert run(0.08, 1500, "between, from below") == 1
+    assert run(0.20, 1500, "above") == 0
+    assert run(0.08, 1500, "between, from above") == 0
+    assert run(0.05, 1500, "still between") == 0
+    assert run(0.02, 3000, "below") == 1
+    assert run(0.08, 1500, "between, from below again") == 1
 
 
 def test_what_is_no_longer_asked_is_forgotten_by_requests_not_by_time() -> None:
@@ -266,7 +267,7 @@ def test_a_clock_in_the_system_prompt_moves_nobody(place: int) -> None:
     rand = random.Random(5)
     talks = [words(number, 3000) for number in range(40)]
     places: dict[int, set[int]] = {}
-    for number in range(1500):
+    for number in range(700):
         clock = rand.choice(CLOCKS).encode()
         chosen = rand.randrange(40)
         anchor = seen.find(HEAD[:place] + b" " + clock + b" " + HEAD[place:] + talks[chosen])
@@ -324,7 +325,7 @@ def test_two_blocks_in_one_cell_only_deepen_anchors() -> None:
 def test_memory_is_that_of_an_empty_one() -> None:
     """Case B18: flat over any number of distinct 4 KB prompts."""
     rand = random.Random(1)
-    texts = (rand.randbytes(4096) for _ in range(1000))
+    texts = (rand.randbytes(4096) for _ in range(400))
     seen = Seen(cells=1 << 14)
     tracemalloc.start()
     try:
@@ -340,10 +341,13 @@ def test_memory_is_that_of_an_empty_one() -> None:
 
 def test_heads_of_yesterday_do_not_pile_up() -> None:
     """Case B20: after many prompts that were each everybody's for a while, few are still known."""
-    seen = Seen(cells=1 << 12)
-    for version in range(150):
+    seen = Seen(cells=1 << 9)
+    ever: set[int] = set()
+    for version in range(40):
         seen.homes(strangers(40, 300, head=words(("head", version), 2000), name=str(version)))
-        assert len(seen.anchors.common) <= 1 << 9
+        assert len(seen.anchors.common) <= 1 << 6
+        ever |= seen.anchors.common
+    assert len(ever) > 1 << 6, "there were more than it may know"
 
 
 def test_pools_of_yesterday_do_not_pile_up() -> None:

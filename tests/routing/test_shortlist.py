@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from stickyroute.fleet import BackendSpec, Fleet, Tuning
 from stickyroute.routing.keys import RequestKeys, candidate_keys
@@ -27,12 +28,10 @@ def fleet_of(count: int = COUNT, weights: dict[int, int] | None = None) -> Fleet
 
 
 def keys_of(number: int, blocks: int = 8, head: int = 0) -> RequestKeys:
-    rand = random.Random(number)
-    shared = random.Random("head")
-    chain = [shared.getrandbits(64) for _ in range(head)]
-    chain += [rand.getrandbits(64) for _ in range(blocks - head)]
+    chain = [xxh3_64_intdigest(b"head", i) for i in range(head)]
+    chain += [xxh3_64_intdigest(b"%d" % number, i) for i in range(blocks - head)]
     ends = [1024 * (i + 1) for i in range(blocks)]
-    key = rand.getrandbits(64)
+    key = xxh3_64_intdigest(b"key %d" % number)
     return RequestKeys(key, "header", chain, ends, 1024 * blocks + 10, None, candidate_keys(key, 2)[1])
 
 
