@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from stickyroute.routing.index import Index
 
@@ -16,8 +17,9 @@ BLOCK = 256
 
 def chain_of(*names: object) -> list[int]:
     """A chain of hashes, each following from all names up to it."""
-    return [value & (1 << 64) - 1 | 1 for value in accumulate(names, lambda so_far, name: hash((so_far, name)),
-                                                            initial=7)][1:]  # fmt: skip
+    return list(
+        accumulate(names, lambda so_far, name: xxh3_64_intdigest(b"%r" % (name,), so_far), initial=7)
+    )[1:]
 
 
 def ends_of(chain: list[int]) -> list[int]:
