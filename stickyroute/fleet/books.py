@@ -12,7 +12,6 @@ how much of a believed hit is one, from usage. Knows no sockets and no policy; t
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from math import exp
 
@@ -60,7 +59,7 @@ class Books:
         token_s = 1.0 / tuning.prefill_tokens_s
         capacity: Sequence[float] = [tuning.kv_tokens] * count
         self.loads = Loads(
-            array("q", [0] * count),
+            [0] * count,
             capacity,
             token_s,
             Index(tuning.index_entries, capacity, _REACH),
@@ -119,8 +118,8 @@ class Books:
         self._rate[slot] = self._new_rate()
         self._block[slot] = 1
 
-    def _blank(self) -> tuple[tuple[array[float], float], ...]:
-        """Each array of figures, and what stands there for one of whom nothing is known."""
+    def _blank(self) -> tuple[tuple[list[float], float], ...]:
+        """Each list of figures, and what stands there for one of whom nothing is known."""
         loads, tuning = self.loads, self._tuning
         return (
             (loads.in_flight_tokens, 0.0),
@@ -325,7 +324,7 @@ class Books:
     def record_capacity(self, slot: int, tokens: float) -> None:
         """The size of a backend's cache."""
         if tokens > 0:
-            self.loads.capacity_tokens[slot] = tokens
+            self.loads.capacity_tokens[slot] = float(tokens)
             self.loads.index.set_capacity(slot, tokens)
 
     def record_block(self, slot: int, tokens: int) -> None:

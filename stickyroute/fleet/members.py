@@ -7,7 +7,6 @@ rings.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 from stickyroute.fleet.spec import Backend, BackendSpec
@@ -18,7 +17,7 @@ __all__ = ["Members"]
 class Members:
     """`in_flight` (requests, by slot) says whether a slot is free; it has as many slots as there are."""
 
-    def __init__(self, in_flight: array[int]) -> None:
+    def __init__(self, in_flight: Sequence[int]) -> None:
         self.present: tuple[Backend, ...] = ()
         self._in_flight = in_flight
         self._last: list[Backend | None] = [None] * len(in_flight)  # who is, or was, in each slot

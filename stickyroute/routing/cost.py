@@ -89,8 +89,9 @@ def missing_tokens(
     if min(trust) < 1.0:
         missing = [tokens - saved[count] * part for count, part in zip(blocks, trust, strict=True)]
     else:
-        left = {count: tokens - known for count, known in saved.items()}
-        missing = list(map(left.__getitem__, blocks))
+        for count, known in saved.items():
+            saved[count] = tokens - known
+        missing = list(map(saved.__getitem__, blocks))
     if keys.affinity is not None:
         slot, more = loads.index.tail(chain[most - 1], keys.affinity)
         if more and slot in view.slots:
@@ -115,7 +116,7 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
         missing = [tokens] * len(token_s)
     costs = [
         # backlog + recompute x (flat + stall x in flight + behind x (backlog + recompute)), in seconds
-        each_s * (ahead + own * (flat + stall * count + behind * each_s * (ahead + own))) + count * decode_s
+        each_s * (ahead + own * (flat + stall * count + behind * each_s * (ahead + own))) + decode_s * count
         for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
     ]
     if new and loads.tight:  # what is held somewhere is better left there: docs/adr/0009

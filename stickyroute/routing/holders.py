@@ -89,10 +89,13 @@ class Holders:
             at = stamp * self._stride
             return list(compress(self._everyone, map(gt, self._lines[at : at + self._count], floors)))
         found = [slot] if stamp > floors[slot] else []
-        for place in (at + 1, at + 2, at + 3):
-            stamp = stamps[place]
-            if stamp and stamp > floors[slot := slots[place]]:
-                found.append(slot)
+        # Spelt out: a loop over the three takes twice as long, and this is most of what finding a prompt takes.
+        if (stamp := stamps[at + 1]) and stamp > floors[slot := slots[at + 1]]:
+            found.append(slot)
+        if (stamp := stamps[at + 2]) and stamp > floors[slot := slots[at + 2]]:
+            found.append(slot)
+        if (stamp := stamps[at + 3]) and stamp > floors[slot := slots[at + 3]]:
+            found.append(slot)
         return found
 
     def stamp(self, row: int, slot: int) -> int:

@@ -1,11 +1,10 @@
-"""What is known of every backend at this moment, as policies read it: flat arrays by slot, and a few means.
+"""What is known of every backend at this moment, as policies read it: flat lists by slot, and a few means.
 
 Owns the names and units. The fleet makes one and is the only one to write it. Knows no requests.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 from stickyroute.defaults import RECENT_KEYS
@@ -24,7 +23,8 @@ class Loads:
     that a token more takes (`kv_per_token`), both 0 while unknown, which is never "full"; `room`, from above 0 to 1,
     the part of its share of load that it should have now (1 while nothing speaks against it).
 
-    The arrays grow in place and are the same objects for good. `tight` says that some `room` is below 1, `recent`
+    The lists grow in place and are the same objects for good (lists, not arrays, which would make a new number for each
+    look). `tight` says that some `room` is below 1, `recent`
     where keys were sent.
 
     For the whole fleet: `arrivals_s`, requests a second for one backend, and `busy`, the part of the time, 0 to
@@ -42,7 +42,7 @@ class Loads:
 
     def __init__(
         self,
-        in_flight: array[int],
+        in_flight: list[int],
         capacity_tokens: Sequence[float],
         token_s: float,
         index: Index,
@@ -50,15 +50,15 @@ class Loads:
     ) -> None:
         count = len(in_flight)
         self.in_flight = in_flight
-        self.queued = array("q", [0] * count)
-        self.in_flight_tokens = array("d", [0.0] * count)
-        self.backlog_tokens = array("d", [0.0] * count)
-        self.token_s = array("d", [token_s] * count)
-        self.capacity_tokens = array("d", capacity_tokens)
-        self.trust = array("d", [1.0] * count)
-        self.kv_used = array("d", [0.0] * count)
-        self.kv_per_token = array("d", [0.0] * count)
-        self.room = array("d", [1.0] * count)
+        self.queued = [0] * count
+        self.in_flight_tokens = [0.0] * count
+        self.backlog_tokens = [0.0] * count
+        self.token_s = [token_s] * count
+        self.capacity_tokens = list(map(float, capacity_tokens))
+        self.trust = [1.0] * count
+        self.kv_used = [0.0] * count
+        self.kv_per_token = [0.0] * count
+        self.room = [1.0] * count
         self.tight = False
         self.recent = Recent(RECENT_KEYS)
         self.recent.grow(count)

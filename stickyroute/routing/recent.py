@@ -27,9 +27,9 @@ class Recent:
         self._times_s = array("d", bytes(8 * size))
         self.now_s = 0.0
         """When the last key was sent anywhere."""
-        self.requests = array("Q")
+        self.requests: list[int] = []
         """By slot, how many had a key."""
-        self.returns = array("Q")
+        self.returns: list[int] = []
         """And of how many the key had been sent to that slot before."""
 
     def grow(self, count: int) -> None:

@@ -49,9 +49,7 @@ class Shadow:
         self._live = live
         count = len(live.in_flight)
         capacity: Sequence[float] = list(live.capacity_tokens) or [1.0]
-        self.loads = loads = Loads(
-            array("q", [0] * count), capacity[:count], 1.0, Index(entries, capacity), live.kappa
-        )
+        self.loads = loads = Loads([0] * count, capacity[:count], 1.0, Index(entries, capacity), live.kappa)
         # Engines are as they are, whoever sends to them.
         loads.token_s, loads.capacity_tokens, loads.trust = live.token_s, live.capacity_tokens, live.trust
         loads.kv_per_token, loads.room = live.kv_per_token, live.room

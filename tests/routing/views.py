@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count as numbers
@@ -38,7 +37,7 @@ def pool(
     """A pool whose member i is called "b{i}". `loads` and `down` go by slot."""
     slots = range(len(weights)) if slots is None else slots
     size = max(slots, default=-1) + 1
-    in_flight = array("q", loads if loads is not None else [0] * size)
+    in_flight = list(loads) if loads is not None else [0] * size
     capacity = [300_000.0] * size
     known = Loads(in_flight, capacity, 5e-5, Index(1024, capacity), Kappa())
     known.decode_s = 0.02

@@ -8,6 +8,7 @@ after every restart.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain, islice
 from math import inf
 
 from stickyroute.routing.cost import Terms, costs_s, missing_tokens, prompt_tokens, terms
@@ -53,15 +54,16 @@ class Sticky(Policy):
         found = missing_tokens(keys, view, tokens)
         costs = costs_s(view, tokens, None if found is None else found[0])
         new = found is None or 2.0 * min(found[0]) > tokens
-        member = self._pick(keys, view, members, costs, new)
+        key = keys.affinity
+        home = -1 if key is None else view.ring.home(key)
+        member = self._pick(keys, home, view, members, costs, new)
         if view.loads.backlog_tokens[view.slots[member]] > self._floor_tokens:
             below = self._below_bound(view, members)
             if below and member not in below:
-                member = self._pick(keys, view, below, costs, new)
+                member = self._pick(keys, home, view, below, costs, new)
         slot = view.slots[member]
-        if keys.affinity is None:
+        if key is None:
             return Decision(slot, "no_key")
-        home = view.ring.home(keys.affinity)
         if member == home:
             return Decision(slot, "home")
         if home not in members:
@@ -83,6 +85,7 @@ class Sticky(Policy):
     def _pick(
         self,
         keys: RequestKeys,
+        home: int,
         view: FleetView,
         members: Sequence[int],
         costs: Sequence[float],
@@ -98,8 +101,8 @@ class Sticky(Policy):
         key = keys.affinity
         if key is None:
             return view.take_turn(view.least_loaded([m for m in members if costs[m] <= near]))
-        for place in _places(keys):
-            member = view.ring.home(place)
+        # The other candidates are looked up only where the first does not do.
+        for member in chain((home,), map(view.ring.home, islice(_places(keys), 1, None))):
             if member not in members:
                 continue
             cost_s = costs[member]
