@@ -64,7 +64,7 @@ def report(
 
 def as_text(told: Mapping[str, Any]) -> str:
     """The report for a person."""
-    about = [f"{told['requests']} requests of {told['conversations']} conversations"]
+    about = [f"{_many(told['requests'], 'request')} of {_many(told['conversations'], 'conversation')}"]
     if told["since_s"] is not None:
         about.append(f"in {told['since_s'] / 60:.1f} minutes")
     if told.get("watched", 1) > 1:
@@ -94,6 +94,10 @@ def as_text(told: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _many(count: float, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _finding(number: int, row: Mapping[str, Any]) -> list[str]:
     who = f"tenant {row['tenant']}" if row["tenant"] else "requests without a tenant"
     places = {
@@ -113,7 +117,7 @@ def _finding(number: int, row: Mapping[str, Any]) -> list[str]:
     share = "" if row["share_of_followups"] is None else f", {row['share_of_followups']:.0%} of follow-ups"
     lines = [
         f"{number}. {who}, pool {row['pool']}: {row['kind']} in {where}, at {offset}",
-        f"   {lost}; {row['breaks']} breaks{share}, {row['keys']} conversations",
+        f"   {lost}; {_many(row['breaks'], 'break')}{share}, {_many(row['keys'], 'conversation')}",
     ]
     if row.get("example_keys") and not row["tenant"]:
         lines.append(f"   keys such as {', '.join(row['example_keys'])}, as in the access log")
