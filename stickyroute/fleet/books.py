@@ -38,6 +38,11 @@ _DECODE_UNIT = 8.0  # sequences
 _MANY = 64  # backends: to look at all for each request would be most of what it costs
 _SETTLE_S = 0.002
 _MEMORY_S = 20.0  # how far back arrivals are counted
+_BEGUN_S = 1.0  # before the first request, as far as rates are concerned; see docs/adr/0010
+_ROUNDS = 4  # of samples of all backends: how far back requests in flight are compared
+_UNSEEN_LEAST = 0.25  # a request that ends while its sample is on the way is no other router's
+_UNSEEN_PRIOR = 4.0  # requests: a sample or two of a quiet fleet tell nothing
+_WAITS = 0.5  # of a first token's step, until the head's tokens are computed; see docs/adr/0010
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0006
 _STALL_LIMIT = 0.5  # of a pause between tokens, as a part of time to first token; see docs/adr/0009
@@ -73,6 +78,9 @@ class Books:
         self._decode = Line(2 * _STEP_S, _DECODE_STEP_S, _DECODE_UNIT)
         self._answer = Mean(_ANSWER_TOKENS)
         self._counted_s = 0.0
+        self._arrived = self._worked = 0.0  # requests, and seconds of their prompts, as they fade
+        self._before = exp(-_BEGUN_S / _MEMORY_S)  # the part of what is remembered before we began
+        self._there = self._ours = 0.0  # requests in flight by the engines' samples and by our count
         self._settled_s = -1.0
         self._stay = Mean(0.0, 0.02)
         self._first = Mean(0.0, 0.02)
@@ -187,13 +195,16 @@ class Books:
         loads.backlog_tokens[slot] += lease.missing_tokens
 
     def _count_arrival(self, now_s: float, work_s: float) -> None:
-        """Let what was counted fade, and count one request more."""
+        """Let what was counted fade, and count one request more. The means are over the time since the first one."""
         loads = self.loads
-        kept = exp(min(0.0, self._counted_s - now_s) / _MEMORY_S)
-        self._counted_s = max(now_s, self._counted_s)
-        each = 1 / (_MEMORY_S * self.present)
-        loads.arrivals_s = kept * loads.arrivals_s + each
-        loads.busy = kept * loads.busy + work_s * each
+        kept = exp(min(0.0, self._counted_s - now_s) / _MEMORY_S) if self._arrived else 1.0
+        self._counted_s = now_s
+        self._arrived = kept * self._arrived + 1.0
+        self._worked = kept * self._worked + work_s
+        self._before *= kept
+        each = 1.0 / (_MEMORY_S * self.present * (1.0 - self._before))
+        loads.arrivals_s = self._arrived * each
+        loads.busy = self._worked * each
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Its prompt, and so every one before it, is computed."""
@@ -284,11 +295,14 @@ class Books:
                 return
             self._settled_s = now_s
         backlog, token_s = self.loads.backlog_tokens, self.loads.token_s
+        then_s = now_s - _WAITS * self.loads.step_s
         for slot, waiting in enumerate(self._waiting):
             if waiting:
                 head = next(iter(waiting))
-                done = (now_s - self._since_s[slot]) / token_s[slot]
-                if done >= head.missing_tokens and not head.streams:
+                done = (then_s - self._since_s[slot]) / token_s[slot]
+                if done < 0.0:
+                    done = 0.0
+                elif done >= head.missing_tokens and not head.streams:
                     done = self._pass_heads(slot, done)
                 elif done > _HEAD_LIMIT * head.missing_tokens:
                     done = _HEAD_LIMIT * head.missing_tokens
@@ -341,6 +355,18 @@ class Books:
             known = loads.kv_per_token[slot]
             loads.kv_per_token[slot] = seen = seen if not known else known + 0.3 * (seen - known)
             loads.kv_used[slot] = seen * mine
+
+    def record_requests(self, slot: int, there: int) -> None:
+        """How many requests a backend has, by its own account. Those that are not ours came past this router: what they
+        mean for queues and caches is not known here."""
+        ours = self.loads.in_flight[slot]
+        if not ours:
+            return  # some engines' figures stand still while they rest
+        kept = 1.0 - 1.0 / (_ROUNDS * self.present + 1)
+        self._there = kept * self._there + there
+        self._ours = kept * self._ours + ours
+        unseen = (self._there - self._ours) / (self._ours + _UNSEEN_PRIOR)
+        self.loads.unseen = min(1.0, unseen) if unseen > _UNSEEN_LEAST else 0.0
 
     def record_restart(self, slot: int) -> None:
         """The engine started anew: its cache is empty."""

@@ -63,6 +63,8 @@ class Standing:
             books.record_capacity(slot, sample.blocks * sample.block_size_tokens)
         if sample.kv_utilization is not None:
             books.record_kv(slot, sample.kv_utilization)
+        if sample.running is not None:
+            books.record_requests(slot, sample.running + (sample.waiting or 0))
         self._rooms.record(slot, sample, now_s)
         self._warnings.record(slot, sample, now_s)
 

@@ -31,13 +31,13 @@ class Loads:
     1, that it spends on prompts, both over the last seconds; `step_s`, what a first token takes apart from its
     tokens; `decode_s`, what one more running sequence counts for an answer; `answer_tokens` and `stay_s`, mean
     length of an answer and time in flight; `stall`, what a second in which a running sequence stands still counts, in
-    seconds of time to first token.
+    seconds of time to first token; `unseen`, from 0 to 1, requests on the engines that are not ours, for one of ours.
     """
 
     __slots__ = (
         "answer_tokens", "arrivals_s", "backlog_tokens", "busy", "capacity_tokens", "decode_s", "in_flight",
         "in_flight_tokens", "index", "kappa", "kv_per_token", "kv_used", "queued", "recent", "room", "stall", "stay_s",
-        "step_s", "tight", "token_s", "trust",
+        "step_s", "tight", "token_s", "trust", "unseen",
     )  # fmt: skip
 
     def __init__(
@@ -71,3 +71,4 @@ class Loads:
         self.answer_tokens = 0.0
         self.stay_s = 0.0
         self.stall = 0.0
+        self.unseen = 0.0

@@ -170,6 +170,7 @@ class Shadow:
             live.stay_s,
         )
         loads.arrivals_s, loads.busy, loads.answer_tokens = live.arrivals_s, live.busy, live.answer_tokens
+        loads.stall, loads.unseen = live.stall, live.unseen
         self._weight *= exp(min(100.0, age_s / _MEMORY_S))
         if self._weight > _WEIGHT_LIMIT:
             for sums in (self._sent, self._live_sent):

@@ -137,11 +137,12 @@ def test_nothing_is_left_whatever_the_order_of_events(steps: list[tuple[int, int
 
 
 def test_the_prompt_at_the_head_is_worked_off_meanwhile_but_never_wholly() -> None:
-    """10,000 tokens a second."""
+    """10,000 tokens a second, and half of a step of 20 ms before the first."""
     two = fleet()
     lease(two, 0, prompt("a", 2000), 0.0)
-    lease(two, 0, prompt("b", 1000), 0.05)
-    two.settle(0.1)
+    lease(two, 0, prompt("b", 1000), 0.005)
+    assert backlog(two) == [3000, 0]
+    two.settle(0.11)
     assert backlog(two) == [2000, 0]
     two.settle(5.0)
     assert backlog(two) == [1200, 0], "a tenth of the head and all of the other"
@@ -151,7 +152,7 @@ def test_replies_that_do_not_stream_leave_the_backlog_when_they_should_be_comput
     two = fleet()
     for number in range(3):
         lease(two, 0, prompt(str(number), 1000), 0.0, streams=False)
-    two.settle(0.15)
+    two.settle(0.16)
     assert backlog(two) == [1500, 0]
     two.settle(0.25)
     assert list(two.loads.queued) == [1, 0]
@@ -426,3 +427,43 @@ def test_a_very_large_fleet_is_settled_every_two_milliseconds() -> None:
     assert many.loads.backlog_tokens[7] == before
     many.settle(1.1025)
     assert many.loads.backlog_tokens[7] < before
+
+
+def test_rates_are_means_over_the_time_since_the_first_request() -> None:
+    """Ten requests a second to two backends, 1,000 tokens of 0.1 s each: five a second, half of the time. A mean over
+    twenty seconds that began at nothing would say a tenth of it after two."""
+    two = fleet()
+    for number in range(600):
+        lease(two, number % 2, prompt(f"{number} ", 1000), 40.0 + number / 10).release(None)
+        if number == 20:
+            assert two.loads.arrivals_s == pytest.approx(3.5, abs=0.2)  # 21 in two seconds and one before
+            assert two.loads.busy == pytest.approx(0.35, abs=0.02)
+    assert two.loads.arrivals_s == pytest.approx(5.0, abs=0.2)
+    assert two.loads.busy == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("there", "least", "most"), [(0, 0, 0), (10, 0, 0), (11, 0, 0), (15, 0.3, 0.5), (40, 1, 1)]
+)
+def test_requests_that_came_past_this_router_are_seen_by_their_number(
+    there: int, least: float, most: float
+) -> None:
+    """Ten of ours are in flight; the engine says how many it has, every five seconds."""
+    two = fleet()
+    for number in range(10):
+        lease(two, 0, prompt(f"{number} ", 100), 0.0)
+    for look in range(10):
+        two.record_sample(0, Sample(running=there, waiting=0), 5.0 * look)
+        two.record_sample(1, Sample(running=99, waiting=0), 5.0 * look)  # says nothing: none of ours is there
+    assert least <= two.loads.unseen <= most
+
+
+def test_what_came_past_this_router_is_forgotten_when_it_comes_no_more() -> None:
+    one = fleet(1)
+    for number in range(4):
+        lease(one, 0, prompt(f"{number} ", 100), 0.0)
+    one.record_sample(0, Sample(running=3, waiting=9), 0.0)
+    assert one.loads.unseen == 1.0
+    for look in range(20):
+        one.record_sample(0, Sample(running=4, waiting=0), 5.0 + 5.0 * look)
+    assert one.loads.unseen == 0.0

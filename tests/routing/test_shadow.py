@@ -103,6 +103,14 @@ def test_a_shadow_of_the_same_policy_agrees_and_expects_the_same() -> None:
     assert shadow.imbalance([0, 1, 2])[0] == shadow.imbalance([0, 1, 2])[1]
 
 
+def test_it_knows_what_a_pause_counts_and_how_much_is_unseen() -> None:
+    play = Play("ring", "sticky")
+    play.fleet.loads.unseen = 0.5
+    loads = play.run(30).shadow.loads
+    assert loads.unseen == 0.5
+    assert loads.stall > 0.0
+
+
 def test_what_a_policy_that_forgets_users_would_lose() -> None:
     shadow = Play("ring", "round_robin").run(60).shadow
     assert shadow.held_tokens < 0.8 * shadow.live_held_tokens

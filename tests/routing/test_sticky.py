@@ -127,6 +127,23 @@ def test_what_begins_anew_begins_at_home_wherever_the_system_prompt_is_warm() ->
         assert choose(view, anew) == (away, "warm")
 
 
+def test_where_others_use_the_same_backends_home_is_left_for_more() -> None:
+    """For each request of ours one that is not: what is not known is as much as what is, so a cost of up to twice the
+    least is no reason to leave the place that all routers agree on."""
+    view = pool([1] * 4)
+    keys = prompt(*range(20))
+    home = view.ring.home(9)
+    view.loads.backlog_tokens[home] = 1000.0  # and 1,280 of its own
+    assert choose(view, keys).reason == "spill"
+    view.loads.unseen = 1.0
+    assert choose(view, keys) == (home, "home")
+    view.loads.backlog_tokens[home] = 1400.0
+    assert choose(view, keys).reason == "spill"
+    assert choose(view, keys, tolerance=0.0).reason == "spill"
+    view.loads.backlog_tokens[home] = 1000.0
+    assert choose(view, keys, tolerance=0.0) == (home, "home"), "the tolerance is what there is at least"
+
+
 def test_a_prompt_is_computed_where_it_stops_the_fewest() -> None:
     """Where a request in flight counts nothing by itself, it still counts for work that would pause it."""
     view = pool([1, 1], loads=[20, 0])

@@ -22,7 +22,8 @@ __all__ = ["Sticky"]
 
 
 class Sticky(Policy):
-    """The cheapest backend; of those within `tolerance` of it, the first of the key's candidates on the ring.
+    """The cheapest backend; of those within `tolerance` of it, the first of the key's candidates on the ring. Where
+    other routers use the same backends the tolerance is at least `Loads.unseen`.
 
     The hard limit comes last: where the choice would have more than `bound` times its share of the backlog,
     and more than `floor_tokens`, the next one takes the request, unless all are past it. Of a large pool only a few
@@ -95,6 +96,8 @@ class Sticky(Policy):
         of the prompt."""
         least = min(costs) if len(members) == len(costs) else min([costs[member] for member in members])
         near = least * self._near
+        if view.loads.unseen:  # other routers know what we don't, and the ring: docs/adr/0010
+            near = max(near, least * (1.0 + view.loads.unseen))
         # First tokens come with a step: less is not seen. What begins anew begins at home while that is idle, wherever
         # the system prompt is warm: all would be drawn to the first who has it, whose cache would not hold them.
         at_rest = inf if new else least + view.loads.step_s
