@@ -28,7 +28,6 @@ from stickyroute.watch.kv_events import KvSource, kv_sources
 
 __all__ = [
     "backend_specs",
-    "backend_tls",
     "exact_mode",
     "exact_sources",
     "gateway_keys",
@@ -176,16 +175,3 @@ def load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
         raise ConfigError(
             f"tls: cannot load {tls.cert} and {tls.key}: {exc}; give a PEM chain and its key"
         ) from exc
-
-
-def backend_tls(spec: BackendSpec) -> ssl.SSLContext:
-    """TLS towards all backends that agree in `ca` and `tls_verify`. Raises ConfigError for a CA file that is none."""
-    try:
-        context = ssl.create_default_context(cafile=spec.ca)
-    except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(f"backend {spec.name}: cannot read the CA file {spec.ca}: {exc}") from exc
-    if not spec.tls_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["http/1.1"])
-    return context

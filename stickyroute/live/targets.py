@@ -13,9 +13,9 @@ from stickyroute.fleet import Backend, BackendSpec
 from stickyroute.http.limits import Limits
 from stickyroute.http.pool import BackendPool
 from stickyroute.http.sweeper import Sweeper
-from stickyroute.live.build import backend_tls
 from stickyroute.proxy import Target
 from stickyroute.watch.ask import Contexts
+from stickyroute.watch.tls import backend_tls
 
 __all__ = ["Targets"]
 

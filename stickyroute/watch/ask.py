@@ -17,8 +17,8 @@ import httptools
 
 from stickyroute import __version__
 from stickyroute.clock import monotonic
-from stickyroute.errors import ConfigError
 from stickyroute.fleet import BackendSpec
+from stickyroute.watch.tls import backend_tls
 
 __all__ = ["Answer", "AskFailed", "Asker", "tls_context"]
 
@@ -240,12 +240,5 @@ def tls_context(spec: BackendSpec, contexts: Contexts) -> ssl.SSLContext | None:
     known = contexts.get((spec.ca, spec.tls_verify))
     if known is not None:
         return known
-    try:
-        context = ssl.create_default_context(cafile=spec.ca)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"backend {spec.name}: its CA file cannot be used: {error}") from error
-    if not spec.tls_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    contexts[spec.ca, spec.tls_verify] = context
+    context = contexts[spec.ca, spec.tls_verify] = backend_tls(spec)
     return context

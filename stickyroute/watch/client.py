@@ -6,15 +6,14 @@ or what an answer means.
 
 from __future__ import annotations
 
-import ssl
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 from yarl import URL
 
 from stickyroute import __version__
-from stickyroute.errors import ConfigError
 from stickyroute.fleet import BackendSpec
+from stickyroute.watch.tls import backend_tls
 
 __all__ = ["Asking", "open_session", "read_bounded"]
 
@@ -25,7 +24,8 @@ class Asking:
     def __init__(self, spec: BackendSpec, path: str) -> None:
         self._url = URL(spec.url + path, encoded=True)
         self._headers = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
-        self._tls = _tls(spec)
+        # True lets aiohttp apply its default checks, which plain http ignores.
+        self._tls = backend_tls(spec) if spec.scheme == "https" else True
 
     def get(self, session: aiohttp.ClientSession) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Ask; use as `async with`."""
@@ -60,17 +60,3 @@ async def read_bounded(reply: aiohttp.ClientResponse, limit_bytes: int) -> bytes
         if len(body) > limit_bytes:
             return None
     return bytes(body)
-
-
-def _tls(spec: BackendSpec) -> ssl.SSLContext | bool:
-    """True lets aiohttp apply its default checks, which plain http ignores."""
-    if spec.scheme != "https":
-        return True
-    try:
-        context = ssl.create_default_context(cafile=spec.ca)
-    except OSError as error:
-        raise ConfigError(f"backend {spec.name}: its CA file cannot be used: {error}") from error
-    if not spec.tls_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
