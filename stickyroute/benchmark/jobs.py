@@ -7,23 +7,24 @@ number of processes changes nothing but the time it takes.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from stickyroute.benchmark.replay import Replay
 from stickyroute.benchmark.results import Run, Summary, summarize
 from stickyroute.benchmark.scenario import Case, Scenario
 from stickyroute.benchmark.workloads import make_workload
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: a case, a policy, a seed, a number of replicas. `place` is its place in the scenario's
-    order."""
+    """One run: a case, a policy, a seed, a number of replicas."""
 
-    place: int
     case: Case
     policy: str
     seed: int
@@ -45,10 +46,7 @@ def jobs_of(scenario: Scenario) -> list[Job]:
     for seed in range(scenario.seeds):
         for case in scenario.runs():
             for replicas in scenario.replicas:
-                jobs += [
-                    Job(len(jobs) + n, case, policy, seed, replicas)
-                    for n, policy in enumerate(scenario.policies)
-                ]
+                jobs += [Job(case, policy, seed, replicas) for policy in scenario.policies]
     return jobs
 
 
@@ -91,20 +89,33 @@ def run_scenario(
     """Replay everything. `tell(done, all, last)` after each run. In the scenario's order, whoever was
     first."""
     jobs = jobs_of(scenario)
-    found: dict[int, Done] = {}
+    told = (lambda count, one: tell(count, len(jobs), one.summary)) if tell is not None else None
+    return spread(scenario, run_job, jobs, processes, told)
 
-    def note(job: Job, one: Done) -> None:
-        found[job.place] = one
+
+def spread(
+    scenario: Scenario,
+    work: Callable[[Scenario, Item], Result],
+    items: Sequence[Item],
+    processes: int,
+    tell: Callable[[int, Result], None] | None = None,
+) -> list[Result]:
+    """`work` on every item, over so many processes; the results in the order of the items. `tell(done, last)` after
+    each."""
+    found: dict[int, Result] = {}
+
+    def note(place: int, one: Result) -> None:
+        found[place] = one
         if tell is not None:
-            tell(len(found), len(jobs), one.summary)
+            tell(len(found), one)
 
-    if processes <= 1:
-        for job in jobs:
-            note(job, run_job(scenario, job))
+    if processes <= 1 or len(items) == 1:
+        for place, item in enumerate(items):
+            note(place, work(scenario, item))
     else:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            running = {pool.submit(run_job, scenario, job): job for job in jobs}
+            running = {pool.submit(work, scenario, item): place for place, item in enumerate(items)}
             try:
                 for future in as_completed(running):
                     note(running[future], future.result())

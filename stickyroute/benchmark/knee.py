@@ -8,13 +8,11 @@ search, since the fleet is the same.
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from stickyroute.benchmark.jobs import Job, run_job
+from stickyroute.benchmark.jobs import Job, run_job, spread
 from stickyroute.benchmark.scenario import Case, Scenario
 from stickyroute.benchmark.workloads import WORKLOADS, make_workload
 from stickyroute.errors import ConfigError
@@ -88,27 +86,8 @@ def find_knees(
 ) -> list[Knee]:
     """The knee of every case, over several processes. `tell(found, all, last)` after each."""
     cases = scenario.cases
-    found: dict[int, Knee] = {}
-
-    def note(place: int, knee: Knee) -> None:
-        found[place] = knee
-        if tell is not None:
-            tell(len(found), len(cases), knee)
-
-    if processes <= 1 or len(cases) == 1:
-        for place, case in enumerate(cases):
-            note(place, find_knee(scenario, case))
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            running = {pool.submit(find_knee, scenario, case): place for place, case in enumerate(cases)}
-            try:
-                for future in as_completed(running):
-                    note(running[future], future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return [found[place] for place in sorted(found)]
+    told = (lambda count, knee: tell(count, len(cases), knee)) if tell is not None else None
+    return spread(scenario, find_knee, cases, processes, told)
 
 
 def at_knees(scenario: Scenario, knees: Sequence[Knee]) -> Scenario:
@@ -134,4 +113,4 @@ def _rate(case: Case, name: str, load: float) -> float:
 
 
 def _good(scenario: Scenario, case: Case) -> float:
-    return run_job(scenario, Job(0, case, scenario.knee, 0, scenario.replicas[0])).summary.good
+    return run_job(scenario, Job(case, scenario.knee, 0, scenario.replicas[0])).summary.good
