@@ -165,8 +165,10 @@ class Books:
                 blocks, tail = loads.index.insert(slot, keys.chain, ends, tokens / size, keys.affinity or 0)
                 if blocks:
                     lease.held_blocks = blocks
-                    lease.held_tokens = held = min(tokens, tokens * ends[blocks - 1] / size + tail)
-                    lease.missing_tokens = max(1.0, tokens - loads.trust[slot] * held)
+                    held = tokens * ends[blocks - 1] / size + tail
+                    lease.held_tokens = held = held if held < tokens else tokens
+                    missing = tokens - loads.trust[slot] * held
+                    lease.missing_tokens = missing if missing > 1.0 else 1.0
                     # Where this conversation stopped there, its length is known to the token.
                     known = self._totals.get(keys.chain[blocks - 1]) if tail else None
                     if known is None:
@@ -197,7 +199,8 @@ class Books:
     def _count_arrival(self, now_s: float, work_s: float) -> None:
         """Let what was counted fade, and count one request more. The means are over the time since the first one."""
         loads = self.loads
-        kept = exp(min(0.0, self._counted_s - now_s) / _MEMORY_S) if self._arrived else 1.0
+        past_s = now_s - self._counted_s
+        kept = exp(-past_s / _MEMORY_S) if past_s > 0.0 and self._arrived else 1.0
         self._counted_s = now_s
         self._arrived = kept * self._arrived + 1.0
         self._worked = kept * self._worked + work_s

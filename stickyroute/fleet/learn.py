@@ -49,19 +49,24 @@ class Line:
         if far > limit:
             y -= off * (1.0 - limit / far)
         decay = self._decay
-        self._miss = decay * self._miss + (1.0 - decay) * min(far, 2.0 * limit)
+        most = (
+            2.0 * limit
+        )  # comparisons are spelt out here: each `min` and `max` would cost as much as a line
+        self._miss = decay * self._miss + (1.0 - decay) * (far if far < most else most)
         count = self._count = decay * self._count + 1.0
         self._x = decay * self._x + x
         self._y = decay * self._y + y
         self._xx = decay * self._xx + x * x
         self._xy = decay * self._xy + x * y
         mean_x, mean_y = self._x / count, self._y / count
-        spread = max(0.0, self._xx - count * mean_x * mean_x)
-        slope = (self._xy - count * mean_x * mean_y + self._ridge * self.slope) / (spread + self._ridge)
+        spread = self._xx - count * mean_x * mean_x
+        spread = self._ridge + (spread if spread > 0.0 else 0.0)
+        slope = (self._xy - count * mean_x * mean_y + self._ridge * self.slope) / spread
         low, high = self._bounds
-        self.slope = min(high, max(low, slope))
-        self.base = max(0.0, mean_y - self.slope * mean_x)
-        self.error = _DEVIATION * self._miss / sqrt(spread + self._ridge)
+        self.slope = slope = low if slope < low else high if slope > high else slope
+        base = mean_y - slope * mean_x
+        self.base = base if base > 0.0 else 0.0
+        self.error = _DEVIATION * self._miss / sqrt(spread)
 
 
 def toward(slope: float, common: float, doubt: float) -> float:

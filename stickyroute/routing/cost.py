@@ -97,7 +97,8 @@ def missing_tokens(
         if more and slot in view.slots:
             member = view.slots.index(slot)
             if blocks[member] == most:
-                missing[member] = max(0.0, missing[member] - more * trust[member])
+                left = missing[member] - more * trust[member]
+                missing[member] = left if left > 0.0 else 0.0
     return missing, blocks
 
 

@@ -328,29 +328,27 @@ class Index:
         floor, clock = self._floors[slot], self._clocks[slot]
         keys, mask, holders = self._keys, self._bucket_mask, self._holders
         slots, stamps = holders.slots, holders.stamps
-        low, high, middle, oldest = 0, len(chain), 1, 0.0
-        begin, worn, last = 0, 0.0, -1
+        low, high, at = 0, len(chain), 0
+        begin, worn, oldest, last = 0, 0.0, 0.0, -1
         while low < high:
-            key = chain[middle - 1]
+            key = chain[at]
             row = (key & mask) * _WAYS
             if keys[row] != key:
                 row = self._find(key)
-            if row < 0:
-                stamp = 0
-            elif slots[row * PLACES] == slot:
-                stamp = stamps[row * PLACES]
-            else:
-                stamp = holders.stamp(row, slot)
+            stamp = 0
+            if row >= 0:
+                mine = slots[row * PLACES] == slot
+                stamp = stamps[row * PLACES] if mine else holders.stamp(row, slot)
             if stamp > floor:
-                low, last = middle, row
+                low, last, end = at + 1, row, ends[at]
                 age = clock - stamp
-                worn += (ends[low - 1] - begin) * age
-                begin = ends[low - 1]
+                worn += (end - begin) * age
+                begin = end
                 if age > oldest:
                     oldest = age
             else:
-                high = middle - 1
-            middle = (low + high + 1) >> 1
+                high = at
+            at = (low + high - 1) >> 1
         capacity = self._capacity[slot]
         return low, last, worn / capacity, oldest / capacity
 

@@ -8,12 +8,11 @@ after every restart.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import chain, islice
 from math import inf
 
 from stickyroute.routing.cost import Terms, costs_s, missing_tokens, prompt_tokens, terms
 from stickyroute.routing.decision import Decision
-from stickyroute.routing.keys import Needs, RequestKeys, candidate_keys
+from stickyroute.routing.keys import Needs, RequestKeys, candidate_keys, made
 from stickyroute.routing.policies.base import Policy, Rand, last_resort
 from stickyroute.routing.shortlist import FEW, shortlist
 from stickyroute.routing.view import FleetView
@@ -66,11 +65,11 @@ class Sticky(Policy):
         if key is None:
             return Decision(slot, "no_key")
         if member == home:
-            return Decision(slot, "home")
+            return made(Decision, (slot, "home"))
         if home not in members:
             return Decision(slot, "failover")
         warm = found is not None and found[1][member] > found[1][home]
-        return Decision(slot, "warm" if warm else "spill")
+        return made(Decision, (slot, "warm" if warm else "spill"))
 
     def explain(self, keys: RequestKeys, view: FleetView) -> dict[int, Terms]:
         """Every term for every backend that has a weight, by slot: what the choice is made of."""
@@ -104,8 +103,8 @@ class Sticky(Policy):
         key = keys.affinity
         if key is None:
             return view.take_turn(view.least_loaded([m for m in members if costs[m] <= near]))
-        # The other candidates are looked up only where the first does not do.
-        for member in chain((home,), map(view.ring.home, islice(_places(keys), 1, None))):
+        for place in _places(keys):
+            member = home if place == key else view.ring.home(place)
             if member not in members:
                 continue
             cost_s = costs[member]
