@@ -101,7 +101,7 @@ async def test_a_conversation_stays_where_it_is_cached(keyed: bool, dialect: str
         (CHAT, {"messages": [{"role": "user", "content": LONG}], "stream_options": {"include_usage": True}}),
         ("/v1/completions", {"prompt": LONG, "stream_options": {"include_usage": True}}),
         ("/v1/messages", {"messages": [{"role": "user", "content": LONG}]}),
-        ("/v1/responses", {"input": LONG}),
+        ("/v1/responses", {"input": LONG, "max_output_tokens": 800}),
     ],
 )
 async def test_a_stream_of_every_api_tells_its_first_token_and_its_usage(
