@@ -72,7 +72,7 @@ class AffinityRule:
         "_size",
         "_sources",
         "_tenant_header",
-        "_unnamed",
+        "_to_look_at",
         "anchors",
         "needs",
         "prefixes",
@@ -90,10 +90,18 @@ class AffinityRule:
         sessions: Sessions | None = None,
     ) -> None:
         self._sources = tuple(_Source(source) for source in sources)
-        # Most requests have none of the names, which two looks can tell.
+        # Most requests have none of the names, or only of one kind, which two looks can tell.
         self._headers = frozenset(source.header for source in self._sources if source.header)
         self._fields = frozenset(source.path[0] for source in self._sources if source.path)
-        self._unnamed = tuple(source for source in self._sources if not source.header and not source.path)
+        self._to_look_at = {
+            (headers, fields): tuple(
+                source
+                for source in self._sources
+                if (headers or not source.header) and (fields or not source.path)
+            )
+            for headers in (True, False)
+            for fields in (True, False)
+        }
         self._tenant_header = tenant_header.lower().encode() if tenant_header else None
         self._need(needs)
         if prefixes is None:
@@ -122,12 +130,9 @@ class AffinityRule:
         body = asked.body
         if self._key:
             self.anchors.record(pool)
-        sources = self._sources
-        if headers.keys().isdisjoint(self._headers) and (
-            body is None or body.keys().isdisjoint(self._fields)
-        ):
-            sources = self._unnamed
-        for source in sources:
+        by_header = not headers.keys().isdisjoint(self._headers)
+        by_field = body is not None and not body.keys().isdisjoint(self._fields)
+        for source in self._to_look_at[by_header, by_field]:
             value: bytes | str | None
             if source.header is not None:
                 value = headers.get(source.header)
