@@ -42,7 +42,6 @@ _BEGUN_S = 1.0  # before the first request, as far as rates are concerned; see d
 _ROUNDS = 4  # of samples of all backends: how far back requests in flight are compared
 _UNSEEN_LEAST = 0.25  # a request that ends while its sample is on the way is no other router's
 _UNSEEN_PRIOR = 4.0  # requests: a sample or two of a quiet fleet tell nothing
-_WAITS = 0.5  # of a first token's step, until the head's tokens are computed; see docs/adr/0010
 _HEAD_LIMIT = 0.9  # of the head's tokens may count as done while its first token is not there
 _DECODE_SHARE = 0.1  # of an answer's time, as a part of time to first token; see docs/adr/0006
 _STALL_LIMIT = 0.5  # of a pause between tokens, as a part of time to first token; see docs/adr/0009
@@ -298,14 +297,11 @@ class Books:
                 return
             self._settled_s = now_s
         backlog, token_s = self.loads.backlog_tokens, self.loads.token_s
-        then_s = now_s - _WAITS * self.loads.step_s
         for slot, waiting in enumerate(self._waiting):
             if waiting:
                 head = next(iter(waiting))
-                done = (then_s - self._since_s[slot]) / token_s[slot]
-                if done < 0.0:
-                    done = 0.0
-                elif done >= head.missing_tokens and not head.streams:
+                done = (now_s - self._since_s[slot]) / token_s[slot]
+                if done >= head.missing_tokens and not head.streams:
                     done = self._pass_heads(slot, done)
                 elif done > _HEAD_LIMIT * head.missing_tokens:
                     done = _HEAD_LIMIT * head.missing_tokens
