@@ -220,6 +220,10 @@ class Board:
             if source.get("error"):
                 text = f"discovery by {source['source']}: {source['error']}"
                 alerts.append(_alert("warn", None, "discovery", text[:_ALERT_CHARS]))
+            if source["left_out"]:
+                names = ", ".join(source["left_out"])
+                text = f"discovery by {source['source']}: left out, since others have the name or address: {names}"
+                alerts.append(_alert("warn", None, "left_out", text[:_ALERT_CHARS]))
         if state["needs_restart"]:
             text = f"changed in the configuration, and waiting for a restart: {', '.join(state['needs_restart'])}"
             alerts.append(_alert("note", None, "restart", text[:_ALERT_CHARS]))

@@ -122,7 +122,10 @@ async def test_what_the_configuration_has_to_say_is_an_alert() -> None:
             return {"generation": 4, "last_error": "policy: must be", "needs_restart": ["listen", "tls.cert"]}
 
         def discovery_state(self) -> list[dict[str, Any]]:
-            return [{"source": "dns engines", "error": None}, {"source": "file x", "error": "gone"}]
+            return [
+                {"source": "dns engines", "error": None, "left_out": ["a", "b"]},
+                {"source": "file x", "error": "gone", "left_out": []},
+            ]
 
         def effective(self) -> str:
             return ""
@@ -131,6 +134,7 @@ async def test_what_the_configuration_has_to_say_is_an_alert() -> None:
         alerts = (await port.ask("GET", "/board"))[1]["alerts"]
     assert [(alert["level"], alert["text"]) for alert in alerts] == [
         ("bad", "a configuration was refused, 4 stays in force: policy: must be"),
+        ("warn", "discovery by dns engines: left out, since others have the name or address: a, b"),
         ("warn", "discovery by file x: gone"),
         ("note", "changed in the configuration, and waiting for a restart: listen, tls.cert"),
     ]
