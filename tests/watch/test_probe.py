@@ -111,16 +111,20 @@ async def test_one_that_accepts_and_never_answers_is_down_and_delays_no_other(
 
 
 async def test_what_a_backend_answered_to_others_spares_a_look() -> None:
-    heard_s = 0.0
+    answers, silent = 0, False
+
+    def heard_s(slot: int) -> float:
+        nonlocal answers
+        answers += 1
+        return 0.0 if silent else monotonic()
+
     async with engine(fixed(b""), path="/health") as running:
         fleet = Fleet([spec("a", running.port)], 16)
-        async with looking(fleet, interval_s=0.05, heard_s=lambda slot: heard_s):
-            await until(lambda: len(running.asked) == 1)
-            for _ in range(40):
-                heard_s = monotonic()
-                await asyncio.sleep(0.005)
-            assert len(running.asked) <= 2
-            await until(lambda: len(running.asked) > 3)  # silence: it is looked at again
+        async with looking(fleet, interval_s=0.02, heard_s=heard_s):
+            await until(lambda: answers > 5)
+            assert len(running.asked) == 1
+            silent = True
+            await until(lambda: len(running.asked) > 3)
 
 
 async def test_nothing_spares_a_look_while_looks_fail() -> None:

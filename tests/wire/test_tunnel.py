@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_before_the_agreement_closes_its_upstream() -
         client.send(request(method="GET", path=REALTIME, headers=UPGRADE))
         call = await fake.arrived()
         client.transport.close()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await call.gone.wait()
         await proxy.settled()
 
