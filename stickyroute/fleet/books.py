@@ -286,7 +286,8 @@ class Books:
             self._stay.add(now_s - lease.began_s)
             loads.stay_s = stay_s = self._stay.value
             # An answer that takes a tenth longer is as bad as a first token that comes a tenth later.
-            loads.stall = min(_STALL_LIMIT, self._first.value / stay_s) if stay_s > 0.0 else 0.0
+            stall = self._first.value / stay_s if stay_s > 0.0 else 0.0
+            loads.stall = stall if stall < _STALL_LIMIT else _STALL_LIMIT
 
     # As time passes.
 

@@ -36,4 +36,5 @@ class Kappa:
             return
         self._observed_s = _DECAY * self._observed_s + ttft_s
         self._service_s = _DECAY * self._service_s + service_s
-        self.value = min(KAPPA_MAX, max(0.0, self._observed_s / self._service_s - 1.0))
+        value = self._observed_s / self._service_s - 1.0
+        self.value = 0.0 if value < 0.0 else value if value < KAPPA_MAX else KAPPA_MAX
