@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from itertools import permutations
 
 import pytest
@@ -27,7 +29,12 @@ MEMBERS = st.dictionaries(st.text(min_size=1, max_size=6), st.integers(0, 3), ma
 
 
 def build(members: dict[str, int], vnodes: int = 16) -> Ring:
-    return Ring.build(list(members.items()), vnodes)
+    return finish(_points(vnodes, ring_module._point).build(list(members.items())))
+
+
+@cache  # as a fleet does it: a member's points are made once
+def _points(vnodes: int, point: Callable[[str], int]) -> Points:
+    return Points(vnodes)
 
 
 def homes(ring: Ring, keys: list[int] = KEYS) -> list[str | None]:

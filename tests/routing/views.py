@@ -11,10 +11,11 @@ from stickyroute.routing.index import Index
 from stickyroute.routing.kappa import Kappa
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.routing.loads import Loads
-from stickyroute.routing.ring import Ring
+from stickyroute.routing.ring import Points, Ring, finish
 from stickyroute.routing.view import FleetView
 
 VNODES = 64
+_POINTS = Points(VNODES)  # of each member and unit of its weight, made once
 NO_KEY = RequestKeys(None, "")
 
 
@@ -47,7 +48,7 @@ def pool(
 
 @cache  # a ring never changes, and building one costs more than all a test does with it
 def _ring(weights: tuple[int, ...]) -> Ring:
-    return Ring.build([(f"b{i}", weight) for i, weight in enumerate(weights)], VNODES)
+    return finish(_POINTS.build([(f"b{i}", weight) for i, weight in enumerate(weights)]))
 
 
 def key_at(view: FleetView, member: int) -> RequestKeys:
