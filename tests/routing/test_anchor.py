@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from stickyroute import defaults
 from stickyroute.routing.anchor import Anchors
 from stickyroute.routing.prefix import Prefixes
+from tests.support.traced import traced_bytes
 
 PREFIXES = Prefixes(defaults.PREFIX_BLOCK_BYTES, defaults.PREFIX_PROMPT_BYTES)
 ROOT = 7
@@ -330,9 +332,9 @@ def test_memory_is_that_of_an_empty_one() -> None:
     tracemalloc.start()
     try:
         seen.homes(rand.randbytes(4096) for _ in range(100))
-        early, _ = tracemalloc.get_traced_memory()
+        early = traced_bytes(sys.modules[Anchors.__module__])
         seen.homes(texts)
-        late, _ = tracemalloc.get_traced_memory()
+        late = traced_bytes(sys.modules[Anchors.__module__])
     finally:
         tracemalloc.stop()
     assert late - early < 2000

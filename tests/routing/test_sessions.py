@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stickyroute.routing.sessions import Sessions
 from tests.routing.views import spread
+from tests.support.traced import traced_bytes
 
 WORDS = st.integers(0, 2**64 - 1)
 
@@ -77,11 +79,11 @@ def test_memory_is_that_of_an_empty_one() -> None:
     tracemalloc.start()
     try:
         sessions = Sessions(1 << 9)
-        empty, _ = tracemalloc.get_traced_memory()
+        empty = traced_bytes(sys.modules[Sessions.__module__])
         for turn in turns:
             sessions.remember(turn, turn)
             sessions.follow(turn)
-        full, _ = tracemalloc.get_traced_memory()
+        full = traced_bytes(sys.modules[Sessions.__module__])
     finally:
         tracemalloc.stop()
     assert empty > 21 << 9
