@@ -81,6 +81,8 @@ class Sessions:
         """Where a turn is, -1 for nowhere. Being asked for is being used."""
         first = turn & self._mask
         hashes = self._hashes
+        if turn not in hashes[first : first + _WAYS]:  # most are not: in one step of C
+            return -1
         for at in (first, first + 1, first + 2, first + 3):
             if hashes[at] == turn and self._touched[at]:
                 self._touched[at] = self._tick()

@@ -39,7 +39,7 @@ def has_volatile(text: bytes, end: int) -> bool:
         found = _SPAN.search(zeros)
         if found is not None and found.start() < end:
             return True
-    return _next_uuid(text, 0, end) is not None
+    return b"-" in text and _next_uuid(text, 0, end) is not None
 
 
 def masked(text: bytes) -> bytes:
