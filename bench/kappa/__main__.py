@@ -126,6 +126,19 @@ class Unanswered(Omniscient):
         return leaving / running * self._mean * step_s
 
 
+class Unphased(Omniscient):
+    """The omniscient router without where in its step an engine is that only decodes: it takes the middle of it. To
+    know more a router would have to note the time of every token."""
+
+    name = "omniscient without steps"
+
+    def _cost_s(self, slot: int, hit: int, tokens: int, answer: int) -> float:
+        cost_s = super()._cost_s(slot, hit, tokens, answer)
+        engine = self._engines[slot]
+        left_s, step_s = engine.next_step_s - self._now_s, self._beside_s(engine)
+        return cost_s + step_s / 2 - left_s if left_s <= step_s else cost_s
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A policy, and the kappa it is given (None: none is fixed)."""
@@ -146,6 +159,7 @@ WAYS = (
     Way("least_tokens", "least_tokens"),
     Way("omniscient", "omniscient"),
     Way("without answers", Unanswered.name),
+    Way("without steps", Unphased.name),
 )
 
 
@@ -161,6 +175,7 @@ def main() -> int:
     arguments.add_argument("--own", action="store_true", help="at the workloads' own loads, without any knee")
     flags = arguments.parse_args()
     YARDSTICKS[Unanswered.name] = Unanswered
+    YARDSTICKS[Unphased.name] = Unphased
     POLICIES[Stay.name] = Stay
     POLICIES[Measured.name] = Measured
     scenario = load_scenario(flags.scenario)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kappa.__main__ import WAYS, Measured, Stay, Unanswered, main
+from bench.kappa.__main__ import WAYS, Measured, Stay, Unanswered, Unphased, main
 from bench.kappa.thrash import hits, recovery_s
 from stickyroute.benchmark.replay import YARDSTICKS
 from stickyroute.benchmark.results import Row
@@ -29,7 +29,8 @@ def test_every_way_is_run_and_told(
     (tmp_path / "small.yaml").write_text(SMALL)
     for policy in (Stay, Measured):
         monkeypatch.setitem(POLICIES, policy.name, policy)  # so that they are gone again afterwards
-    monkeypatch.setitem(YARDSTICKS, Unanswered.name, Unanswered)
+    for yardstick in (Unanswered, Unphased):
+        monkeypatch.setitem(YARDSTICKS, yardstick.name, yardstick)
     monkeypatch.setattr(sys, "argv", ["kappa", str(tmp_path / "small.yaml"), "--own", "--seeds", "1"])
     assert main() == 0
     out = capsys.readouterr().out
