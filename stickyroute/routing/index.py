@@ -237,8 +237,9 @@ class Index:
                             stamps[row * PLACES] = stamp
                             continue
             touched[row] = tick
-            if slots[row * PLACES] == slot:
-                stamps[row * PLACES] = stamp
+            at = row * PLACES
+            if slots[at] == slot:
+                stamps[at] = stamp
             else:
                 holders.touch(row, slot, stamp)
         return matched, tail
