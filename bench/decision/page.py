@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -46,10 +47,9 @@ def table(rows: Sequence[Row]) -> str:
             "" if promised is None else str(promised), _us(columns["life"] - columns["parse"]),
             *[_us(found[policy, kilobytes, key_from, size]["decide"]) for size in others],
         ]))  # fmt: skip
-    when = f"{datetime.now(UTC):%Y-%m-%d at %H:%M}"
-    return "\n".join(
-        [f"Python {platform.python_version()} ({platform.python_compiler()}), {when}:", "", *lines]
-    )
+    python = f"Python {platform.python_version()} ({platform.python_compiler()})"
+    machine = f"{os.cpu_count()} cores, of which other work kept {max(0.0, os.getloadavg()[0] - 1):.1f} busy"
+    return "\n".join([f"{python}, {machine}, {datetime.now(UTC):%Y-%m-%d at %H:%M}:", "", *lines])
 
 
 def write_between(path: Path, text: str) -> None:
