@@ -141,8 +141,9 @@ async def test_the_head_of_a_stream_goes_out_by_itself_in_the_end(monkeypatch: p
 
 
 async def test_vllm_that_drains_refuses_with_a_500_while_its_health_is_green() -> None:
-    async with two() as (engines, proxy):
-        running = asyncio.create_task(proxy.ask(ASK))
+    async with two(answer_tokens=200) as (engines, proxy):
+        long = ASK.replace(b'"max_tokens": 8', b'"max_tokens": 200')  # longer than a look at what is in flight
+        running = asyncio.create_task(proxy.ask(long))
         await until(lambda: sum(proxy.app.fleet.in_flight))
         engines[0].inject(Fault("draining"))
         answers = [await proxy.ask(ASK) for _ in range(4)]
