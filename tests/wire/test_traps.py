@@ -142,7 +142,8 @@ async def test_the_head_of_a_stream_goes_out_by_itself_in_the_end(monkeypatch: p
 
 async def test_vllm_that_drains_refuses_with_a_500_while_its_health_is_green() -> None:
     async with two(answer_tokens=200) as (engines, proxy):
-        long = ASK.replace(b'"max_tokens": 8', b'"max_tokens": 200')  # longer than a look at what is in flight
+        # Longer than a look at what is in flight takes.
+        long = ASK.replace(b'"max_tokens": 8', b'"max_tokens": 200')
         running = asyncio.create_task(proxy.ask(long))
         await until(lambda: sum(proxy.app.fleet.in_flight))
         engines[0].inject(Fault("draining"))
