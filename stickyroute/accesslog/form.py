@@ -51,7 +51,7 @@ def _as_json(line: Line) -> str:
     )
     # Times keep their microseconds as digits: 9.8e-05 is nothing for grep, awk or eyes.
     return (
-        f'{{"ts":"{_time(ts)}","request_id":{_json_text(request_id)},"peer":{_json_word(peer)}{before}'
+        f'{{"ts":"{_time(ts)}","request_id":{_json_text(request_id)},"peer":{_kept_json(peer)}{before}'
         f"{'' if key is None else f'{key:016x}'}{between}"
         f'{"null" if ttft_s is None else f"{ttft_s:.6f}"},"duration_s":{duration_s:.6f},'
         f'"bytes_in":{bytes_in},"bytes_out":{bytes_out},'
@@ -74,7 +74,7 @@ def _as_text(line: Line) -> str:
         method, route, model, pool, key_source, backend, reason, attempts, status, end
     )
     return (
-        f"ts={_time(ts)} request_id={_plain_text(request_id)} peer={_plain_word(peer)}{before}"
+        f"ts={_time(ts)} request_id={_plain_text(request_id)} peer={_kept_plain(peer)}{before}"
         f"{'-' if key is None else f'{key:016x}'}{between}"
         f"{'-' if ttft_s is None else f'{ttft_s:.6f}'} duration_s={duration_s:.6f} "
         f"bytes_in={bytes_in} bytes_out={bytes_out} "
@@ -152,14 +152,6 @@ def _plain_text(text: Text) -> str:
     return json.dumps(capped).replace("\x7f", "\\u007f")
 
 
-# Most texts of a line are among few. What is kept is capped before.
-def _json_word(text: Text) -> str:
-    return _kept_json(text if text is None or len(text) <= MAX_TEXT else text[:MAX_TEXT])
-
-
-def _plain_word(text: Text) -> str:
-    return _kept_plain(text if text is None or len(text) <= MAX_TEXT else text[:MAX_TEXT])
-
-
+# Clients are few beside their requests.
 _kept_json = lru_cache(maxsize=512)(_json_text)
 _kept_plain = lru_cache(maxsize=512)(_plain_text)

@@ -16,7 +16,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["Prefixes", "block_ends"]
+__all__ = ["Prefixes", "block_ends", "in_common"]
 
 _MANY: Final = 16  # blocks: fewer are hashed as quickly as they are looked up
 _WINDOW_BYTES: Final = 64  # by which a prompt is looked up
@@ -105,7 +105,7 @@ class _Kept:
     ) -> None:
         self._chain = chain
         self._root = root
-        known = self._known = 0 if before is None else _in_common(before._chain, chain)
+        known = self._known = 0 if before is None else in_common(before._chain, chain)
         # Who never comes again is not hashed twice.
         end = self._end = ends[known - 1] if known >= _MANY else 0
         self._sign = text[end - _SIGN_BYTES : end]
@@ -124,7 +124,7 @@ class _Kept:
         return []
 
 
-def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def in_common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many hashes two chains begin with in common. Those are equal up to where they differ."""
     low, high = 0, min(len(one), len(other))
     while low < high:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from stickyroute.openai.segments import MESSAGE, SYSTEM, TEMPLATE, TOOLS, Segment
 from stickyroute.routing.doctor.traits import BLOCKS, MASKED, Traits, time_at
+from stickyroute.routing.prefix import in_common
 
 __all__ = [
     "CHANGED_TOOLS", "EDITED_SYSTEM", "ID", "JSON_KEYS", "OTHER", "REORDERED", "REORDERED_TOOLS", "REWRITTEN", "TIME",
@@ -78,7 +79,7 @@ def compare(old: Line, new: Line, parts: Sequence[Segment]) -> tuple[int, Break 
     a, b = old.traits.get(at), new.traits.get(at)
     same = 0
     if a is not None and b is not None and _place(old, at) == place:
-        same = _common(a.blocks, b.blocks)
+        same = in_common(a.blocks, b.blocks)
         offset = BLOCKS.ends[same - 1] if same else 0
         later = _later(old, new, at)
         found = _by_traits(a, b, place, parts[at].text, offset)
@@ -132,7 +133,7 @@ def _by_traits(a: Traits, b: Traits, place: str, text: bytes, offset: int) -> tu
     if place == TOOLS and not set(a.tools).isdisjoint(b.tools):
         return CHANGED_TOOLS, offset, 0
     # The end is another, as that of a question is; but without what is volatile the two would go on together.
-    masked = _common(a.steady_blocks, b.steady_blocks)
+    masked = in_common(a.steady_blocks, b.steady_blocks)
     if masked:
         more = MASKED.ends[masked - 1] - offset
         if more >= 2 * MASKED.ends[0]:
@@ -165,17 +166,6 @@ def _later(old: Line, new: Line, at: int) -> int:
 def _next_same(old: Line, new: Line, at: int) -> bool:
     """Whether the part after is the same, a system prompt after the tools for example."""
     return at + 1 < min(len(old.raws), len(new.raws)) and old.raws[at + 1] == new.raws[at + 1]
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _first_kind(text: bytes, begin: int, end: int) -> str:
