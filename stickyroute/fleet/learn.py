@@ -49,9 +49,8 @@ class Line:
         if far > limit:
             y -= off * (1.0 - limit / far)
         decay = self._decay
-        most = (
-            2.0 * limit
-        )  # comparisons are spelt out here: each `min` and `max` would cost as much as a line
+        # Comparisons are spelt out here: each `min` and `max` would cost as much as a line.
+        most = 2.0 * limit
         self._miss = decay * self._miss + (1.0 - decay) * (far if far < most else most)
         count = self._count = decay * self._count + 1.0
         self._x = decay * self._x + x

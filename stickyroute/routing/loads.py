@@ -24,8 +24,7 @@ class Loads:
     the part of its share of load that it should have now (1 while nothing speaks against it).
 
     The lists grow in place and are the same objects for good (lists, not arrays, which would make a new number for each
-    look). `tight` says that some `room` is below 1, `recent`
-    where keys were sent.
+    look). `tight` says that some `room` is below 1, `recent` where keys were sent.
 
     For the whole fleet: `arrivals_s`, requests a second for one backend, and `busy`, the part of the time, 0 to
     1, that it spends on prompts, both over the last seconds; `step_s`, what a first token takes apart from its

@@ -258,3 +258,16 @@ def test_prompts_that_all_fit_stay_though_they_share_most_of_themselves() -> Non
             insert(index, 0, chain)
             index.record_tokens(0, 8.0)
     assert [index.held(chain) for chain in prompts] == [[24]] * 40
+
+
+def test_the_count_of_chains_begins_anew_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After four billion, which a test reaches by a smaller end."""
+    monkeypatch.setattr("stickyroute.routing.index._TICK_END", 8)
+    index = Index(1024, [1e6, 1e6])
+    chains = [chain_of(number, *range(4)) for number in range(20)]
+    for number, chain in enumerate(chains):
+        insert(index, number % 2, chain)
+        index.note(1 - number % 2, chain[:2])
+    for number, chain in enumerate(chains):
+        assert sorted(index.held(chain)) == [2, 5]
+        assert index.held(chain)[number % 2] == 5
