@@ -5,7 +5,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/stickyroute
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY stickyroute ./stickyroute
 RUN /opt/stickyroute/bin/pip install --no-cache-dir --disable-pip-version-check '.[dns,events,kubernetes]'
 

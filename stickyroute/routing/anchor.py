@@ -40,6 +40,21 @@ _WEIGHT_LIMIT: Final = 1e200
 _POOLS: Final = 256
 
 
+_SLOTS = (
+    "_counts",
+    "_growth",
+    "_last_pool",
+    "_last_total",
+    "_level_blocks",
+    "_level_ends",
+    "_mask",
+    "_masked_bytes",
+    "_totals",
+    "_weight",
+    "common",
+)
+
+
 class Anchors:
     """Counts and finds. `prefixes` cuts the prompts; `cells` is the size of the table, rounded up to a power
     of two (8 bytes each); spans are masked in the `masked_bytes` after the first, no further.
@@ -267,7 +282,7 @@ class _DryAnchors(Anchors):
     __slots__ = ()
 
     def __init__(self, anchors: Anchors) -> None:
-        for name in Anchors.__slots__:
+        for name in _SLOTS:
             setattr(self, name, getattr(anchors, name))
         self._counts = _Overlay(anchors._counts)
         self._totals = {pool: list(total) for pool, total in anchors._totals.items()}

@@ -18,6 +18,9 @@ _SHARED: Final = 4  # continuations of one turn; with more, it is a common openi
 _TURN_OVER: Final = (1 << 32) - 1
 
 
+_SLOTS = ("_clock", "_hashes", "_keys", "_mask", "_touched", "_uses")
+
+
 class Sessions:
     """Remembers up to `entries` turns (rounded up to a power of two; 21 bytes each)."""
 
@@ -101,7 +104,7 @@ class _DrySessions(Sessions):
     __slots__ = ()
 
     def __init__(self, sessions: Sessions) -> None:
-        for name in Sessions.__slots__:
+        for name in _SLOTS:
             setattr(self, name, getattr(sessions, name))
 
     def follow(self, turn: int) -> int | None:
