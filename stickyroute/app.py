@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 
 from stickyroute import __version__
+from stickyroute.build import version_words
 from stickyroute.control import Deps, build_admin
 from stickyroute.control.insight import Insight
 from stickyroute.errors import ConfigError
@@ -256,8 +257,8 @@ async def _serve(settings: Settings, origin: Origin | None) -> int:
     gc.collect()
     gc.freeze()
     log.info(
-        "listening on %s (port %d), admin on %s (port %d), %d backends, policy %s",
-        settings.listen, app.port, settings.admin_listen, app.admin_port, len(app.fleet.backends),
+        "stickyroute %s listening on %s (port %d), admin on %s (port %d), %d backends, policy %s",
+        version_words(), settings.listen, app.port, settings.admin_listen, app.admin_port, len(app.fleet.backends),
         settings.policy,
     )  # fmt: skip
     number = await signals.get()

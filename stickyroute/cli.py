@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from stickyroute import __version__
+from stickyroute.build import version_words
 from stickyroute.console import commands as console
 from stickyroute.console import inquiries
 from stickyroute.errors import ConfigError
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="stickyroute",
         description="A cache-aware load balancer and reverse proxy for fleets of vLLM and SGLang engines.",
     )
-    parser.add_argument("--version", action="version", version=f"stickyroute {__version__}")
+    parser.add_argument("--version", action="version", version=f"stickyroute {version_words()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     serve = commands.add_parser(

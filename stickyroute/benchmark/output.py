@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stickyroute import __version__
 from stickyroute.benchmark.jobs import Done
 from stickyroute.benchmark.report import markdown, page, table
 from stickyroute.benchmark.report.document import Report
 from stickyroute.benchmark.scenario import Scenario
+from stickyroute.build import version_words
 
 
 def document(scenario: Scenario, found: Sequence[Done], facts: list[str]) -> Report:
@@ -65,7 +65,7 @@ def save(report: Report, out: Path, stem: str, documentation: Path | None = None
 def made() -> str:
     """When, by what and on what: the line that makes figures citable."""
     return (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, stickyroute {__version__}, "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, stickyroute {version_words()}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores{_processor()}"
     )
 

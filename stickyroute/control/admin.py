@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from stickyroute import __version__
+from stickyroute.build import compiled
 from stickyroute.clock import monotonic
 from stickyroute.control import config, decisions, doctor, events, explain, operate, pages
 from stickyroute.control.answers import errors_in_json, json_answer
@@ -85,6 +86,7 @@ class _Views:
             shown["retry_in_s"] = None if retry_in_s is None else round(retry_in_s, 3)
         answer: dict[str, Any] = {
             "version": __version__,
+            "build": "compiled" if compiled() else "interpreted",
             "uptime_s": round(now_s - self._started_s, 3),
             "policy": self._deps.settings().policy,
             **state,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 
+from stickyroute.build import compiled
 from stickyroute.metrics.counters import OTHER, STATUS_CLASSES, Counters
 from stickyroute.metrics.exposition import Family, counter, gauge, histogram
 from stickyroute.metrics.histogram import PROMPT_BUCKETS
@@ -186,8 +187,8 @@ def process_families(counters: Counters, version: str) -> Iterator[Family]:
     yield gauge(
         "stickyroute_build_info",
         "Always 1; the labels say what runs.",
-        ("version", "python"),
-        [((version, platform.python_version()), 1)],
+        ("version", "build", "python"),
+        [((version, "compiled" if compiled() else "interpreted", platform.python_version()), 1)],
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stickyroute import __version__
 from stickyroute.benchmark.demo import SECONDS
+from stickyroute.build import version_words
 from stickyroute.cli import main
 from stickyroute.settings import Settings
 from tests.cli.commands import environment, run
@@ -235,12 +235,12 @@ def test_an_interrupt_is_exit_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_and_the_module_are_the_same() -> None:
-    assert run("--version").stdout == f"stickyroute {__version__}\n"
+    assert run("--version").stdout == f"stickyroute {version_words()}\n"
     script = subprocess.run(
         [str(Path(sys.executable).parent / "stickyroute"), "--version"],
         env=environment(), capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert script.stdout == f"stickyroute {__version__}\n"
+    assert script.stdout == f"stickyroute {version_words()}\n"
 
 
 def test_an_unknown_command_names_the_known_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stickyroute.build import compiled
 from stickyroute.clock import monotonic
 from stickyroute.fleet.sample import Sample
 from tests.metrics.scraping import FakeFleet, ask_everybody, labelled, metrics_of, scrape, text_of
@@ -101,5 +102,6 @@ def test_build_and_process_are_shown() -> None:
     metrics = metrics_of(FakeFleet())
     ((labels, value),) = scrape(metrics, "stickyroute_build_info").items()
     assert dict(labels)["version"] == "1.2.3"
+    assert dict(labels)["build"] == ("compiled" if compiled() else "interpreted")
     assert value == 1
     assert scrape(metrics, "process_resident_memory_bytes")[()] > 1_000_000
