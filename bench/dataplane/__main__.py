@@ -56,6 +56,12 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         "--also", action="append", default=[], metavar="POLICY", help="stickyroute with this policy too"
     )
     parser.add_argument(
+        "--checkout",
+        type=Path,
+        metavar="DIR",
+        help="stickyroute of another checkout too, such as the compiled one (`make compiled`)",
+    )
+    parser.add_argument(
         "--watching",
         action="store_true",
         help="stickyroute with all that watches requests on, with streams asked for their usage too, and with all off",
@@ -89,6 +95,9 @@ def main(argv: list[str] | None = None) -> int:
             for watching in (OFF, ON, ASKING)
         ]
         drivers += [*also, *watched]
+        if args.checkout is not None:
+            there = args.checkout.resolve()
+            drivers += [replace(cast("Stickyroute", one), checkout=there) for one in [ours, *also, *watched]]
     if not drivers:
         print("no router found", file=sys.stderr)
         return 2

@@ -1,5 +1,5 @@
-"""stickyroute as it is checked out here, run by this interpreter: its default policy, keyed on the body's
-`user`.
+"""stickyroute as it is checked out here or elsewhere, run by this interpreter: its default policy, keyed on the
+body's `user`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ ON, ASKING, OFF = "watching", "asking", "blind"
 @dataclass(slots=True)
 class Stickyroute(Driver):
     """Defaults but for where it listens, its backends and the affinity source. With `watching`, all that watches
-    requests is ON, ASKING or OFF; traces, which need a collector, are off in all."""
+    requests is ON, ASKING or OFF; traces, which need a collector, are off in all. `checkout` is the folder whose
+    package runs, such as one with compiled modules (`make compiled`)."""
 
     watching: str = field(default="")
+    checkout: Path = field(default=REPOSITORY)
 
     name = "stickyroute"
     default_policy = _default_policy()
@@ -49,11 +51,14 @@ class Stickyroute(Driver):
     @property
     def label(self) -> str:
         watching = f", {self.watching}" if self.watching else ""
-        return f"{self.name} {self.version}, {self.policy or self.default_policy}{watching}"
+        compiled = " compiled" if any(self.checkout.glob("stickyroute/routing/*.so")) else ""
+        return f"{self.name} {self.version}{compiled}, {self.policy or self.default_policy}{watching}"
 
     @property
     def key(self) -> str:
         policy = f"{self.name}:{self.policy}" if self.policy else self.name
+        if self.checkout != REPOSITORY:
+            policy += f"@{self.checkout}"
         return f"{policy}+{self.watching}" if self.watching else policy
 
     def _watched(self, folder: Path) -> dict[str, Any]:
@@ -88,4 +93,4 @@ class Stickyroute(Driver):
         return [self.program, "-m", "stickyroute", "serve", "--config", str(config)]
 
     def folder_to_run_in(self, folder: Path) -> Path:
-        return REPOSITORY
+        return self.checkout

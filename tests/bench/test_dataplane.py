@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from bench.dataplane import report, rig
 from bench.dataplane.cpu import cpu_s, rss_bytes
 from bench.dataplane.fleet import serve
 from bench.drivers import DRIVERS, Driver, DriverError
+from bench.drivers.stickyroute import OFF, ON, Stickyroute
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -310,3 +312,18 @@ def test_stickyroute_runs_from_its_launcher_until_standard_input_closes() -> Non
             launcher.stop()
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection("127.0.0.1", ready["port"], timeout=30).connect()
+
+
+def test_each_checkout_of_ours_is_measured_against_itself(tmp_path: Path) -> None:
+    (tmp_path / "stickyroute/routing").mkdir(parents=True)
+    (tmp_path / "stickyroute/routing/index.cpython-311-x86_64-linux-gnu.so").touch()
+    ours = Stickyroute("python", "1.0", checkout=tmp_path)
+    assert ours.label == "stickyroute 1.0 compiled, sticky"
+    assert ours.folder_to_run_in(tmp_path / "run") == tmp_path
+    on, off = (replace(ours, watching=watching) for watching in (ON, OFF))
+    rows = [
+        report.Row(one.key, one.label, {"unary_1k": [cost]}, None, None, None, None, None, (), {})
+        for one, cost in ((on, 110.0), (off, 100.0), (Stickyroute("python", "1.0", watching=OFF), 50.0))
+    ]
+    (verdict, *_) = report.watching_verdicts(rows)
+    assert "1.10, met" in verdict
