@@ -322,7 +322,18 @@ def test_each_checkout_of_ours_is_measured_against_itself(tmp_path: Path) -> Non
     assert ours.folder_to_run_in(tmp_path / "run") == tmp_path
     on, off = (replace(ours, watching=watching) for watching in (ON, OFF))
     rows = [
-        report.Row(one.key, one.label, {"unary_1k": [cost]}, None, None, None, None, None, (), {})
+        report.Row(
+            one.key,
+            one.label,
+            {phase: [cost] for phase in report.COSTS},
+            None,
+            None,
+            None,
+            None,
+            None,
+            (),
+            {},
+        )
         for one, cost in ((on, 110.0), (off, 100.0), (Stickyroute("python", "1.0", watching=OFF), 50.0))
     ]
     (verdict, *_) = report.watching_verdicts(rows)
