@@ -5,7 +5,7 @@ The relay has none by default, and then pays one comparison a piece. Must not kn
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 __all__ = ["Sieve"]
 
@@ -17,9 +17,9 @@ class Sieve(Protocol):
     back as it is: it needs not be shown.
     """
 
-    mark: bytes
-    dull: bytes
-    ending: bytes
+    mark: ClassVar[bytes]
+    dull: ClassVar[bytes]
+    ending: ClassVar[bytes]
 
     @property
     def holds(self) -> bool:

@@ -7,7 +7,7 @@ as it came, wherever it is cut. Knows nothing of connections. Costs of a stream 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -45,7 +45,10 @@ def ask_for_usage(shape: Shape, body: bytes, fields: Mapping[str, Any] | None) -
         and not options.get("include_usage")
         and not options.get("continuous_usage_stats")
     ):
-        asked = b'"stream_options":' + orjson.dumps({**options, "include_usage": True})
+        try:
+            asked = b'"stream_options":' + orjson.dumps({**options, "include_usage": True})
+        except orjson.JSONEncodeError:  # nested too deep to be written
+            return None
     else:
         return None
     return b"%b,%b%b" % (body[:end], asked, body[end:])
@@ -61,9 +64,9 @@ class UsageSieve:
 
     __slots__ = ("_held", "_last", "_passing", "_tells_always", "told")
 
-    mark = _MARK
-    dull = _DULL
-    ending = _ENDS[0]
+    mark: ClassVar[bytes] = _MARK
+    dull: ClassVar[bytes] = _DULL
+    ending: ClassVar[bytes] = _ENDS[0]
 
     def __init__(self) -> None:
         self.told: dict[str, Any] | None = None

@@ -107,13 +107,20 @@ def _of_events(piece: bytes) -> str:
 
 def _of_error(error: object) -> str:
     if not isinstance(error, dict):
-        return DEAD if _is_gone(str(error)) else FAILED
-    if _is_gone(str(error.get("message", ""))):
+        return DEAD if _is_gone(_spelt(error)) else FAILED
+    if _is_gone(_spelt(error.get("message", ""))):
         return DEAD
-    code, kind = str(error.get("code", "")).lower(), str(error.get("type", "")).lower()
+    code, kind = _spelt(error.get("code", "")).lower(), _spelt(error.get("type", "")).lower()
     if code in _FULL or kind in _FULL:
         return BUSY
     return GOOD if len(code) == 3 and code.startswith("4") else FAILED
+
+
+def _spelt(value: object) -> str:
+    try:
+        return str(value)
+    except RecursionError:  # nested as deep as JSON may be, which no engine means
+        return ""
 
 
 def _has_text(value: dict[str, Any]) -> bool:

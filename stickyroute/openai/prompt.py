@@ -298,8 +298,9 @@ class _Writer:
         else:
             self.part_json(item, kind)
 
-    def _content(self, content: object, billed: bool) -> None:
-        """A message's content, text or parts. `billed`: may open with Claude Code's billing line."""
+    def _content(self, content: object, billed: bool, inner: bool = False) -> None:
+        """A message's content, text or parts. `billed`: may open with Claude Code's billing line; `inner`: it is a
+        tool's result, which holds no other, so that nothing nested goes deeper than this."""
         if type(content) is str:
             if billed and content.startswith(_BILLING):
                 end = content.find("\n") + 1
@@ -310,12 +311,12 @@ class _Writer:
             for part in islice(content, self.most):
                 if self._room <= 0 or len(self._pieces) > self.most:
                     return
-                self._part(part, billed)
+                self._part(part, billed, inner)
         elif content is not None:
             self.add("\x1f")
             self.part_json(content, None)
 
-    def _part(self, part: object, billed: bool) -> None:
+    def _part(self, part: object, billed: bool, inner: bool) -> None:
         text = part
         kind: object = None
         if type(part) is dict:
@@ -327,9 +328,9 @@ class _Writer:
             if not (billed and text.startswith(_BILLING)):
                 self.add("\x1f")
                 self.add(text)
-        elif kind == "tool_result" and type(part) is dict:
+        elif kind == "tool_result" and type(part) is dict and not inner:
             self.add(f"\x1ftool_result\x1f{_id(part.get('tool_use_id'))}")
-            self._content(part.get("content"), billed=False)
+            self._content(part.get("content"), billed=False, inner=True)
         else:
             self.add("\x1f")
             self.part_json(part, kind)

@@ -62,7 +62,10 @@ def question(shape: Shape, body: Mapping[str, Any], spelled: bool = True) -> byt
     asked = {name: body[name] for name in fields if body.get(name) is not None}
     if spelled:
         asked["return_token_strs"] = True
-    return orjson.dumps(asked)
+    try:
+        return orjson.dumps(asked)
+    except orjson.JSONEncodeError:  # nested too deep to be written
+        return None
 
 
 def read_answer(answer: bytes) -> tuple[array[int], Sequence[str] | None] | None:

@@ -10,7 +10,6 @@ never for a name in text; knows of backends only how many there are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64_intdigest
@@ -179,10 +178,14 @@ class AffinityRule:
     ) -> RequestKeys:
         """The keys that `keys` would give a request that came now. It is not traffic: nothing is counted,
         remembered or touched. `needs` in place of the rule's own, where another policy asks."""
-        dry = copy(self)
-        dry.anchors, dry.sessions = self.anchors.dry(), self.sessions.dry()
-        if needs is not None:
-            dry._need(needs)
+        dry = AffinityRule(
+            [source.label for source in self._sources],
+            self._tenant_header.decode() if self._tenant_header is not None else None,
+            needs=self.needs if needs is None else needs,
+            prefixes=self.prefixes,
+            anchors=self.anchors.dry(),
+            sessions=self.sessions.dry(),
+        )
         return dry.keys(headers, shape, asked, tenant, pool)
 
     def chained(self, keys: RequestKeys, shape: Shape, asked: Asked) -> RequestKeys:

@@ -60,19 +60,7 @@ class Anchors:
     of two (8 bytes each); spans are masked in the `masked_bytes` after the first, no further.
     """
 
-    __slots__ = (
-        "_counts",
-        "_growth",
-        "_last_pool",
-        "_last_total",
-        "_level_blocks",
-        "_level_ends",
-        "_mask",
-        "_masked_bytes",
-        "_totals",
-        "_weight",
-        "common",
-    )
+    __slots__ = _SLOTS
 
     def __init__(
         self, prefixes: Prefixes, cells: int, masked_bytes: int, half_life: int = _HALF_LIFE

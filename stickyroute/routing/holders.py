@@ -28,7 +28,7 @@ _STAMPS: Final = array("I", bytes(4 * PLACES))
 _SLOTS: Final = array("H", bytes(2 * PLACES))
 _WIDES: Final = array("H", [WIDE] * PLACES)
 _LINE_BYTES: Final = 64  # for lines, per row: one each for 16 backends
-_MANY_LINES: Final = 16_384
+_MANY_LINES = 16_384
 _LINE_STEP: Final = 16  # backends: lines become longer by so many
 
 

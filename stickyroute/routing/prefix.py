@@ -45,7 +45,7 @@ class Prefixes:
     So many chains of long prompts are `kept`, for speed alone: no hash is another for it.
     """
 
-    __slots__ = ("_kept", "_slices", "block_bytes", "ends", "limit_bytes", "most")
+    __slots__ = ("_kept", "block_bytes", "ends", "limit_bytes", "most")
 
     def __init__(self, block_bytes: int, limit_bytes: int, per_depth: int = 32, kept: int = 0) -> None:
         if block_bytes < 1 or per_depth < 1 or limit_bytes < block_bytes or kept < 0:
@@ -54,7 +54,6 @@ class Prefixes:
         self.limit_bytes = limit_bytes
         self.ends = block_ends(block_bytes, per_depth, limit_bytes)
         self.most = len(self.ends)
-        self._slices = tuple(map(slice, (0, *self.ends), self.ends))
         self._kept: list[_Kept | None] = [None] * kept
 
     def count(self, size_bytes: int) -> int:
@@ -63,12 +62,9 @@ class Prefixes:
 
     def chain(self, text: bytes, root: int) -> list[int]:
         """One hash for each whole block of `text`; `root` is the scope's hash."""
-        parent = root
-        # The loop is the cost of a long prompt: a comprehension, and a copy of each block, which for so few
-        # bytes is quicker than a memoryview.
-        slices = self._slices[: bisect_right(self.ends, len(text))]
-        if len(slices) < _MANY or not self._kept:
-            return [parent := xxh3_64_intdigest(text[block], parent) for block in slices]
+        ends = self.ends[: bisect_right(self.ends, len(text))]
+        if len(ends) < _MANY or not self._kept:
+            return _hashed(text, ends, 0, root)
         # Looked up by what stands at a power of two, as deep as there is one: further on than most system prompts
         # go, and the same until a conversation is twice as long.
         deep = 1 << len(text).bit_length() - 1
@@ -76,8 +72,9 @@ class Prefixes:
         before = self._kept[place]
         known = [] if before is None else before.beginning(text, root)
         if known:
-            parent = known[-1]
-        chain = known + [parent := xxh3_64_intdigest(text[block], parent) for block in slices[len(known) :]]
+            chain = known + _hashed(text, ends[len(known) :], ends[len(known) - 1], known[-1])
+        else:
+            chain = _hashed(text, ends, 0, root)
         if len(chain) - len(known) > len(known) >> 2:
             self._kept[place] = _Kept(self.ends, text, root, chain, before)
         return chain
@@ -122,6 +119,18 @@ class _Kept:
         ):
             return self._chain[: self._known]
         return []
+
+
+def _hashed(text: bytes, ends: Sequence[int], begin: int, parent: int) -> list[int]:
+    """The hash of each block from `begin` on, each seeded by the one before."""
+    # The loop is the cost of a long prompt. A copy of each block is, for so few bytes, quicker than a memoryview.
+    digest = xxh3_64_intdigest
+    found: list[int] = []
+    for end in ends:
+        parent = digest(text[begin:end], parent)
+        found.append(parent)
+        begin = end
+    return found
 
 
 def in_common(one: Sequence[int], other: Sequence[int]) -> int:

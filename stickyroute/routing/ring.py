@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from itertools import compress
 from typing import TypeVar
 
@@ -185,17 +185,19 @@ class _Part(Ring):
 
 
 class Points:
-    """The points of members, remembered, and rings made of them. `vnodes` is the number per unit of weight.
+    """The points of members, remembered, and rings made of them. `vnodes` is the number per unit of weight; `point`
+    says where a label lies.
 
     Raises ValueError for fewer than one.
     """
 
-    __slots__ = ("_of_unit", "vnodes")
+    __slots__ = ("_of_unit", "_point", "vnodes")
 
-    def __init__(self, vnodes: int) -> None:
+    def __init__(self, vnodes: int, point: Callable[[str], int] | None = None) -> None:
         if vnodes < 1:
             raise ValueError("vnodes must be at least 1")
         self.vnodes = vnodes
+        self._point = _point if point is None else point
         self._of_unit: dict[tuple[str, int], array[int]] = {}
 
     def build(self, members: Sequence[tuple[str, int]]) -> Generator[None, None, Ring]:
@@ -309,7 +311,7 @@ class Points:
             if first:
                 number = int(label[label.rindex("-") + 1 :])
                 label = f"{name}-{first + number}"
-            return _point(label)
+            return self._point(label)
 
         made = HashRing({name: 1}, hash_fn=hash_fn, vnodes=self.vnodes).get_points()
         known = self._of_unit[name, unit] = array("Q", [point for point, _ in made])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from stickyroute.routing.decision import Decision
 from stickyroute.routing.keys import RequestKeys
@@ -11,17 +11,6 @@ from stickyroute.routing.policies import Policy, Rand
 from stickyroute.routing.view import FleetView
 
 __all__ = ["Decision", "Router"]
-
-
-@runtime_checkable
-class _Rewinds(Protocol):
-    """A random source that can be put back, as a `random.Random` can."""
-
-    def getstate(self) -> Any:
-        """Where it stands."""
-
-    def setstate(self, state: Any) -> None:
-        """Stand there again."""
 
 
 class Router:
@@ -42,11 +31,12 @@ class Router:
 
     def peek(self, keys: RequestKeys, view: FleetView, tried: Collection[int] = ()) -> Decision | None:
         """What `route` would answer now, by the same function; no turn is taken and no random number drawn."""
-        turns, rand = view.credits[:], self._rand
-        state = rand.getstate() if isinstance(rand, _Rewinds) else None
+        turns = view.credits[:]
+        rand: Any = self._rand
+        state = rand.getstate() if hasattr(rand, "getstate") else None
         try:
             return self._choose(keys, view, tried, rand)
         finally:
             view.credits[:] = turns
-            if isinstance(rand, _Rewinds):
+            if state is not None:  # such as a `random.Random`, which can be put back
                 rand.setstate(state)

@@ -24,7 +24,7 @@ _SLOTS = ("_clock", "_hashes", "_keys", "_mask", "_touched", "_uses")
 class Sessions:
     """Remembers up to `entries` turns (rounded up to a power of two; 21 bytes each)."""
 
-    __slots__ = ("_clock", "_hashes", "_keys", "_mask", "_touched", "_uses")
+    __slots__ = _SLOTS
 
     def __init__(self, entries: int) -> None:
         if entries < 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Final, cast
+from typing import Final
 
 from stickyroute.routing.keys import RequestKeys, candidate_keys
 from stickyroute.routing.ring import Ring
@@ -46,7 +46,7 @@ class Part(FleetView):
         self.total_weight = sum(self.weights)
         self.read = itemgetter(*self.slots) if len(self.slots) > 1 else lambda values: [values[self.slots[0]]]
         self.credits = [0.0] * len(self.slots)
-        self.ring = cast("Ring", _PartRing(whole.ring, members))
+        self.ring = _PartRing(whole.ring, members)
         self._groups = groups
 
     def groups(self, chain: Sequence[int]) -> Groups:
@@ -54,8 +54,10 @@ class Part(FleetView):
         return self._groups
 
 
-class _PartRing:
-    """The whole's ring, which tells members by their numbers in the part."""
+class _PartRing(Ring):
+    """The whole's ring, which tells members by their numbers in the part. It has no points of its own."""
+
+    __slots__ = ("_numbers", "_ring")
 
     def __init__(self, ring: Ring, members: Sequence[int]) -> None:
         self._ring = ring

@@ -34,3 +34,11 @@ def completion(prompt: Any, limit: int = LONG) -> bytes:
 def billed(number: int) -> str:
     """Claude Code's billing header: different on every request, at the very front, dropped by vLLM."""
     return f"x-anthropic-billing-header: cc_version=1; cch={number:05d};"
+
+
+def nested(levels: int) -> Any:
+    """Lists in lists, as deep as JSON may be (1024 for the parser) or less."""
+    made: Any = []
+    for _ in range(levels - 1):
+        made = [made]
+    return made

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stickyroute.openai.ask_usage import UsageSieve, ask_for_usage
 from stickyroute.openai.routes import Shape
 from stickyroute.openai.usage import Usage, read_fields
+from tests.openai.prompts import nested
 from tests.openai.test_usage import body_of, events_of
 
 ASKED = [
@@ -79,6 +80,11 @@ def test_the_option_is_added_and_nothing_else_changes(shape: Shape, sent: bytes)
 )
 def test_nothing_is_asked_where_it_is_told_anyway_or_cannot_be_taken_out(shape: Shape, sent: Any) -> None:
     assert ask_for_usage(shape, json.dumps(sent).encode(), sent) is None
+
+
+def test_options_nested_too_deep_to_be_written_again_are_left() -> None:
+    fields = {"stream": True, "stream_options": {"odd": nested(1000)}}
+    assert ask_for_usage(Shape.CHAT, b"{}", fields) is None
 
 
 def test_a_body_that_was_not_read_stays_as_it_is() -> None:

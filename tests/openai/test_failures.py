@@ -62,6 +62,13 @@ def test_the_beginning_of_a_stream(piece: bytes, said: str) -> None:
     assert of_opening(piece, last=False) == (said if piece else MORE)
 
 
+@pytest.mark.parametrize("error", [b"%b", b'{"message": %b, "code": %b, "type": %b}'])
+def test_an_error_as_deep_as_json_may_be_is_one(error: bytes) -> None:
+    deep = b"[" * 1020 + b"]" * 1020
+    piece = b'data: {"error": ' + error.replace(b"%b", deep) + b"}\n\n"
+    assert (of_opening(piece, False), of_opening(piece, True)) == (FAILED, FAILED)
+
+
 def test_what_ends_before_it_is_known_is_passed_on() -> None:
     assert of_opening(b"data: {", last=True) == GOOD
     assert of_opening(FULL[:60], last=True) == GOOD

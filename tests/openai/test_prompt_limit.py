@@ -16,7 +16,7 @@ from stickyroute.openai.prompt import Prompt, measure, normalize
 from stickyroute.openai.prompt_json import bounded_json, json_text
 from stickyroute.openai.request import parse
 from stickyroute.openai.routes import Shape
-from tests.openai.prompts import LIMIT, billed, completion, said, text
+from tests.openai.prompts import LIMIT, LONG, billed, completion, said, text
 from tests.openai.test_request import JSON, READ
 
 
@@ -46,6 +46,7 @@ class Counting(list[Any]):
             yield item
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "build",
     [
@@ -144,3 +145,19 @@ def test_json_cut_short_is_the_beginning_of_json(value: Any, room: int) -> None:
     assert bounded_json(value, 10_000) == json_text(value)
     assert json_text(value).startswith(bounded_json(value, room))
     assert len(bounded_json(value, room)) == min(room, len(json_text(value)))
+
+
+@pytest.mark.parametrize("shape", [Shape.CHAT, Shape.MESSAGES, Shape.RESPONSES])
+@pytest.mark.parametrize("levels", [2, 500])
+def test_results_of_tools_inside_one_another_are_spelt_no_deeper_than_anything(
+    shape: Shape, levels: int
+) -> None:
+    """Each level is an object and a list: 500 is about what the parser lets through, and more than our stack held."""
+    part: dict[str, Any] = {"type": "text", "text": "innermost"}
+    for _ in range(levels):
+        part = {"type": "tool_result", "tool_use_id": "t", "content": [part]}
+    body = {"messages": [said("user", [part])], "input": [{"type": "function_call_output", "output": [part]}]}
+    found = text(shape, body)
+    assert found.startswith(b"\x1e")
+    assert (b"innermost" in found) == (levels == 2)
+    assert measure(shape, body, LONG) == (len(found), None)

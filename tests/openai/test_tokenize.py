@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stickyroute.openai.routes import Shape
 from stickyroute.openai.tokenize import cache_salt, question, read_answer, token_ids
+from tests.openai.prompts import nested
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -73,6 +74,10 @@ def test_what_the_route_cannot_render_is_not_asked_about(shape: Shape, body: dic
 @pytest.mark.parametrize("prompt", ["text", ["one"], [[1, 2]], [-1], [2**32], [1.5], None, {}])
 def test_what_is_no_list_of_ids(prompt: object) -> None:
     assert token_ids(Shape.COMPLETIONS, {"prompt": prompt}) is None
+
+
+def test_what_is_nested_too_deep_to_be_written_is_not_asked_about() -> None:
+    assert question(Shape.CHAT, {"messages": MESSAGES, "tools": nested(1000)}) is None
 
 
 def test_the_salt() -> None:

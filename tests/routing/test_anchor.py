@@ -332,9 +332,9 @@ def test_memory_is_that_of_an_empty_one() -> None:
     tracemalloc.start()
     try:
         seen.homes(rand.randbytes(4096) for _ in range(100))
-        early = traced_bytes(sys.modules[Anchors.__module__])
+        early = traced_bytes(sys.modules[Anchors.__module__], sys.modules[__name__])
         seen.homes(texts)
-        late = traced_bytes(sys.modules[Anchors.__module__])
+        late = traced_bytes(sys.modules[Anchors.__module__], sys.modules[__name__])
     finally:
         tracemalloc.stop()
     assert late - early < 2000

@@ -28,13 +28,13 @@ KEYS = spread(100)
 MEMBERS = st.dictionaries(st.text(min_size=1, max_size=6), st.integers(0, 3), max_size=6)
 
 
-def build(members: dict[str, int], vnodes: int = 16) -> Ring:
-    return finish(_points(vnodes, ring_module._point).build(list(members.items())))
+def build(members: dict[str, int], vnodes: int = 16, point: Callable[[str], int] | None = None) -> Ring:
+    return finish(_points(vnodes, point).build(list(members.items())))
 
 
 @cache  # as a fleet does it: a member's points are made once
-def _points(vnodes: int, point: Callable[[str], int]) -> Points:
-    return Points(vnodes)
+def _points(vnodes: int, point: Callable[[str], int] | None) -> Points:
+    return Points(vnodes, point)
 
 
 def homes(ring: Ring, keys: list[int] = KEYS) -> list[str | None]:
@@ -106,9 +106,7 @@ def test_shares_are_what_keys_get(members: dict[str, int]) -> None:
 def test_the_points_are_uhashrings(members: dict[str, int], narrow: bool) -> None:
     """Also where many collide: of two members the smallest name has it."""
     point = narrow_point if narrow else ring_module._point
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "_point", point)
-        ring = build(members)
+    ring = build(members, point=point)
     placed = {name: members[name] for name in sorted(members, reverse=True) if members[name]}
     made = HashRing(placed, hash_fn=point, vnodes=16).get_points() if placed else []
     assert list(ring.points) == [at for at, _ in made]
@@ -121,18 +119,14 @@ def test_a_part_of_a_ring_is_the_ring_of_that_part(
 ) -> None:
     """Whether it is built, or looked up on the whole."""
     chosen = data.draw(st.lists(st.sampled_from(sorted(members)), unique=True)) if members else []
+    point = narrow_point if narrow else None
+    points = Points(16, point)
+    whole = finish(points.build(list(members.items())))
     with pytest.MonkeyPatch.context() as patch:
-        if narrow:
-            patch.setattr(ring_module, "_point", narrow_point)
-        points = Points(16)
-        whole = finish(points.build(list(members.items())))
         if large:
             patch.setattr(ring_module, "_LARGE", 0)
         part = whole.only([whole.members.index(name) for name in chosen], points)
-        patch.undo()
-        if narrow:
-            patch.setattr(ring_module, "_point", narrow_point)
-        alone = build({name: members[name] for name in chosen})
+    alone = build({name: members[name] for name in chosen}, point=point)
     assert homes(part) == homes(alone)
     assert walks(part) == walks(alone)
     assert part.shares() == pytest.approx(alone.shares())
@@ -144,15 +138,14 @@ def test_a_changed_ring_is_the_ring_made_anew(
     before: dict[str, int], after: dict[str, int], data: st.DataObject, narrow: bool
 ) -> None:
     names = data.draw(st.permutations(sorted(after)))
+    point = narrow_point if narrow else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring_module, "_FEW_CHANGES", 0)
         patch.setattr(ring_module, "STEP_POINTS", 20)
-        if narrow:
-            patch.setattr(ring_module, "_point", narrow_point)
-        points = Points(16)
+        points = Points(16, point)
         one = finish(points.build(list(before.items())))
         changed = finish(points.change(one, [(name, after[name]) for name in names]))
-        made = build({name: after[name] for name in names})
+        made = build({name: after[name] for name in names}, point=point)
     assert (changed.points, changed.owners) == (made.points, made.owners)
     assert (changed.members, changed.weights) == (made.members, made.weights)
     assert changed.fingerprint == made.fingerprint
@@ -261,18 +254,17 @@ def test_a_single_point_owns_everything() -> None:
     assert ring.shares() == (1.0,)
 
 
-def test_points_that_collide_go_to_the_smallest_name_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_that_collide_go_to_the_smallest_name_in_any_order() -> None:
     """16 possible points for 3 x 16: nearly every one is contested."""
-    monkeypatch.setattr(ring_module, "_point", lambda label: xxh3_64_intdigest(label.encode()) >> 60 << 60)
-    points = {name: {ring_module._point(f"{name}-{i}") for i in range(16)} for name in "abc"}
+    points = {name: {narrow_point(f"{name}-{i}") for i in range(16)} for name in "abc"}
     maps = []
     for names in permutations("abc"):
-        ring = build(dict.fromkeys(names, 1))
+        ring = build(dict.fromkeys(names, 1), point=narrow_point)
         maps.append(homes(ring))
-        without_a = homes(build({name: 1 for name in names if name != "a"}))
+        without_a = homes(build({name: 1 for name in names if name != "a"}, point=narrow_point))
         assert all(new == old for old, new in zip(maps[-1], without_a, strict=True) if old != "a")
     assert all(one == maps[0] for one in maps)
-    ring = build(dict.fromkeys("abc", 1))
+    ring = build(dict.fromkeys("abc", 1), point=narrow_point)
     for point in sorted(set().union(*points.values())):
         assert ring.members[ring.home(point - 1)] == min(name for name in "abc" if point in points[name])
 

@@ -79,11 +79,11 @@ def test_memory_is_that_of_an_empty_one() -> None:
     tracemalloc.start()
     try:
         sessions = Sessions(1 << 9)
-        empty = traced_bytes(sys.modules[Sessions.__module__])
+        empty = traced_bytes(sys.modules[Sessions.__module__], sys.modules[__name__])
         for turn in turns:
             sessions.remember(turn, turn)
             sessions.follow(turn)
-        full = traced_bytes(sys.modules[Sessions.__module__])
+        full = traced_bytes(sys.modules[Sessions.__module__], sys.modules[__name__])
     finally:
         tracemalloc.stop()
     assert empty > 21 << 9

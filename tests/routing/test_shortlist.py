@@ -133,12 +133,11 @@ def test_a_pool_of_some_of_the_fleets_backends() -> None:
     assert decision.slot % 2 == 1
 
 
-def test_the_choice_is_nearly_as_good_as_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_is_nearly_as_good_as_among_all() -> None:
     """The same strangers and conversations twice, with the shortlist and without."""
     worst: list[float] = []
     for few in (FEW, COUNT):
-        monkeypatch.setattr("stickyroute.routing.policies.sticky.FEW", few)
-        fleet, router = fleet_of(), Router(Sticky(), random.Random(5))
+        fleet, router = fleet_of(), Router(Sticky(few=few), random.Random(5))
         rand = random.Random(6)
         for _ in range(600):
             send(fleet, router, keys_of(rand.randrange(200), head=3))

@@ -25,20 +25,23 @@ class Sticky(Policy):
     other routers use the same backends the tolerance is at least `Loads.unseen`.
 
     The hard limit comes last: where the choice would have more than `bound` times its share of the backlog,
-    and more than `floor_tokens`, the next one takes the request, unless all are past it. Of a large pool only a few
-    are looked at (`routing.shortlist`).
+    and more than `floor_tokens`, the next one takes the request, unless all are past it. Of a pool of more than `few`
+    only some are looked at (`routing.shortlist`).
     """
 
-    __slots__ = ("_bound", "_floor_tokens", "_near")
+    __slots__ = ("_bound", "_few", "_floor_tokens", "_near")
     name = "sticky"
     needs = Needs.CHAIN
 
-    def __init__(self, tolerance: float = 0.03, bound: float = 4.0, floor_tokens: float = 32_768.0) -> None:
+    def __init__(
+        self, tolerance: float = 0.03, bound: float = 4.0, floor_tokens: float = 32_768.0, few: int = FEW
+    ) -> None:
         if not 0 <= tolerance <= 1 or not bound >= 1 or floor_tokens < 0:
             raise ValueError("tolerance is from 0 to 1, bound at least 1, floor_tokens not negative")
         self._near = 1.0 + tolerance
         self._bound = bound
         self._floor_tokens = floor_tokens
+        self._few = few
 
     def choose(
         self, keys: RequestKeys, view: FleetView, tried: Collection[int], rand: Rand
@@ -46,7 +49,7 @@ class Sticky(Policy):
         members = view.usable(tried)
         if not members:
             return last_resort(view, tried, "failover" if keys.affinity is not None else "no_key")
-        if len(members) > FEW:
+        if len(members) > self._few:
             seed = 0 if keys.affinity is not None else int(rand.random() * 2.0**64)
             view = shortlist(keys, view, tried, seed)
             members = view.placed
