@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 _LINGER_S = 5.0
 
 
-class ClientConnection(asyncio.Protocol):
-    """One client connection. `relay` is the exchange whose reply is due now, None between replies."""
+class ClientConnection:
+    """One client connection. `relay` is the exchange whose reply is due now, None between replies.
+
+    An `asyncio.Protocol` by its methods, not by inheritance: so it can be compiled.
+    """
 
     __slots__ = (
         "_advancing",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from typing import cast
 
 from stickyroute.clock import monotonic
 from stickyroute.http.limits import Limits
@@ -82,8 +83,8 @@ class BackendPool:
         failure = ""
         try:
             async with asyncio.timeout(self._limits.connect_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: UpstreamConnection(self),
+                _, protocol = await self._loop.create_connection(
+                    lambda: cast("asyncio.Protocol", UpstreamConnection(self)),
                     self._host,
                     self._port,
                     ssl=self._tls,
@@ -103,6 +104,7 @@ class BackendPool:
             if not relay.over:
                 relay.failed(failure)
             return
+        connection = cast("UpstreamConnection", protocol)
         if not connection.usable:  # lost already, and if so without a word to come
             connection.abort()
             if not relay.over:

@@ -7,6 +7,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any, cast
 
 from stickyroute.errors import StickyrouteError
 from stickyroute.http.limits import Limits
@@ -47,15 +48,16 @@ class Server:
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Start to accept; returns the port (0 lets the system choose one). Raises OSError."""
-        self._server = await self._loop.create_server(
-            lambda: ClientConnection(self, self._limits, self._handler),
+        server: Any = await self._loop.create_server(
+            lambda: cast("asyncio.Protocol", ClientConnection(self, self._limits, self._handler)),
             host,
             port,
             ssl=tls,
             backlog=_BACKLOG,
             family=socket.AF_INET6 if ":" in host else socket.AF_UNSPEC,
         )
-        return int(self._server.sockets[0].getsockname()[1])
+        self._server = server
+        return int(server.sockets[0].getsockname()[1])  # any: uvloop has a list where asyncio has a tuple
 
     def make_request_id(self) -> bytes:
         """A request id unique to this process and, but for a 40-bit collision, among all processes."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from stickyroute.http.upstream import UpstreamConnection
 
 
-class _Half(asyncio.Protocol):
-    """What arrives on the near side goes out on the far one."""
+class _Half:
+    """What arrives on the near side goes out on the far one. An `asyncio.Protocol` by its methods."""
 
     __slots__ = ("_far", "_near", "_stalled", "_tunnel")
 
@@ -41,6 +41,9 @@ class _Half(asyncio.Protocol):
             self._stalled = None
         if not self._far.is_closing():
             self._far.resume_reading()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stalled is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from stickyroute.http.lane import Lane
+from stickyroute.http.lane import Lane, lane
 
 if TYPE_CHECKING:
     from stickyroute.http.pool import BackendPool
@@ -32,8 +32,11 @@ _LF = 10
 _HEAD_BYTES = 256 * 1024
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """One connection to a backend. `own`: the reply's fields that we handle, `lines`: those copied."""
+class UpstreamConnection:
+    """One connection to a backend. `own`: the reply's fields that we handle, `lines`: those copied.
+
+    An `asyncio.Protocol` by its methods, not by inheritance: so it can be compiled.
+    """
 
     __slots__ = (
         "_done",
@@ -156,7 +159,7 @@ class UpstreamConnection(asyncio.Protocol):
                 and b"content-length" not in self.own  # with a sieve chunks may be ours alone
             ):
                 self._lane = True
-                self._use(Lane(self, relay))
+                self._use(lane(self, relay))
         elif self._error or (not self._in_body and self.heard > _HEAD_BYTES):
             self._relay = None
             self._close()
@@ -164,6 +167,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         return False  # the transport closes itself, connection_lost tells the rest
+
+    def pause_writing(self) -> None:
+        """A request goes out as the backend takes it."""
+
+    def resume_writing(self) -> None:
+        """The same."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         relay, self._relay = self._relay, None
