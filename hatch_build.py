@@ -41,7 +41,7 @@ class CompileHook(BuildHookInterface[Any]):
             return
         self._folder = folder = Path(mkdtemp(prefix="stickyroute-build-"))
         root = Path(self.root)
-        shutil.copytree(root / "stickyroute", folder / "stickyroute")
+        shutil.copytree(root / "stickyroute", folder / "stickyroute", ignore=shutil.ignore_patterns("*.so"))
         modules = [
             f"{package}/{name}.py"
             for package, names in self.config["modules"].items()
@@ -54,6 +54,7 @@ class CompileHook(BuildHookInterface[Any]):
             [sys.executable, setup.name], cwd=folder, capture_output=True, text=True, check=False
         )
         if done.returncode:
+            shutil.rmtree(folder)
             raise RuntimeError(f"mypyc or the C compiler failed:\n{done.stdout}{done.stderr}")
         for path in [*folder.glob("*.so"), *folder.glob("stickyroute/**/*.so")]:
             build_data["force_include"][str(path)] = str(path.relative_to(folder))
