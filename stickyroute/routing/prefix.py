@@ -105,7 +105,7 @@ class _Kept:
         known = self._known = 0 if before is None else in_common(before._chain, chain)
         # Who never comes again is not hashed twice.
         end = self._end = ends[known - 1] if known >= _MANY else 0
-        self._sign = text[end - _SIGN_BYTES : end]
+        self._sign = text[end - _SIGN_BYTES : end] if end else b""
         self._digest = xxh3_64_intdigest(memoryview(text)[:end], root) if end else 0
 
     def beginning(self, text: bytes, root: int) -> list[int]:

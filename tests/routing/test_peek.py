@@ -14,7 +14,7 @@ from stickyroute.routing.affinity import AffinityRule
 from stickyroute.routing.anchor import Anchors
 from stickyroute.routing.keys import Needs
 from stickyroute.routing.prefix import Prefixes
-from stickyroute.routing.sessions import Sessions
+from stickyroute.routing.sessions import _SLOTS, Sessions
 
 POOLS = ((0, 1), (0, 1, 2, 3), (4,))
 HEAD = "You are a helpful assistant. " * 12
@@ -58,7 +58,7 @@ def test_what_is_peeked_at_is_what_comes_and_changes_nothing(requests: list[Any]
     assert looked.anchors._counts == plain.anchors._counts
     assert looked.anchors._totals == plain.anchors._totals
     assert looked.anchors.common == plain.anchors.common
-    for name in Sessions.__slots__:
+    for name in _SLOTS:
         assert getattr(looked.sessions, name) == getattr(plain.sessions, name)
 
 
