@@ -5,6 +5,7 @@ Pure: no process, no clock. Microseconds of CPU, milliseconds of latency, mebiby
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -88,10 +89,26 @@ def row_of(name: str, samples: Samples) -> Row:
     )
 
 
+def ratios(ours: Row, theirs: Row, phase: str) -> list[float]:
+    """Our cost over theirs in the same slice, for every slice that both have."""
+    pairs = zip(ours.costs_us[phase], theirs.costs_us[phase], strict=False)
+    return [mine / other for mine, other in pairs if mine is not None and other]
+
+
 def ratio(ours: Row, theirs: Row, phase: str) -> float | None:
     """The median, over the slices, of our cost over theirs in the same slice."""
-    pairs = zip(ours.costs_us[phase], theirs.costs_us[phase], strict=False)
-    return middle([mine / other for mine, other in pairs if mine is not None and other])
+    return middle(ratios(ours, theirs, phase))
+
+
+def median_range(values: list[float]) -> tuple[float, float] | None:
+    """Where the median of what was sampled lies, at 95 %: two order statistics, by the normal approximation of the
+    binomial distribution of how many samples lie below it (n/2 and 1.96 sqrt(n)/2 to either side). None for fewer
+    than eight."""
+    if len(values) < 8:
+        return None
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    low, high = math.floor(len(values) / 2 - half), math.ceil(len(values) / 2 + half)
+    return ordered[low - 1], ordered[high]
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -222,10 +239,11 @@ def watching_verdicts(found: list[Row]) -> list[str]:
         if watching not in (ON, ASKING) or off is None:
             continue
         for phase, limit in WATCHING_LIMITS.items():
-            value = ratio(on, off, phase)
-            said = (
-                "not measured" if value is None else f"{value:.2f}, {'met' if value <= limit else 'MISSED'}"
-            )
+            value, known = ratio(on, off, phase), median_range(ratios(on, off, phase))
+            said = "not measured"
+            if value is not None:
+                within = f" ({known[0]:.2f} to {known[1]:.2f})" if known else ""
+                said = f"{value:.2f}{within}, {'met' if value <= limit else 'MISSED'}"
             lines.append(f"{on.label}: {COSTS[phase]}: at most {limit:.2f} x everything off: {said}")
     return lines
 

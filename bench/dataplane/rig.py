@@ -2,8 +2,7 @@
 
 Owns the processes and the order in which things are measured. What a router is comes from its launcher
 (`bench.drivers`), what is sent from `load`, what it means from `report`. In a round every router is started
-afresh, and each phase is cut into short slices that the routers take in turn (A, B, C, then A, B, C again):
-what slows the machine for a second slows all of them, and slice k of one router is the pair of slice k of
+afresh, and each phase is cut into short slices that the routers take in turn (A, B, C, then C, B, A): what slows the machine for a second slows all of them, and slice k of one router is the pair of slice k of
 another.
 """
 
@@ -208,7 +207,8 @@ def measure(
     for phase in chosen:
         say(f"  {phase.key}")
         for number in range(min(SLICES, phase.slices) + 1):
-            for name, running in routers.items():
+            turns = list(routers.items())
+            for name, running in reversed(turns) if number % 2 else turns:
                 if running is None and phase.key != "latency":
                     continue
                 port = fleet_port if running is None else running.port

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -338,3 +339,31 @@ def test_each_checkout_of_ours_is_measured_against_itself(tmp_path: Path) -> Non
     ]
     (verdict, *_) = report.watching_verdicts(rows)
     assert "1.10, met" in verdict
+
+
+def test_the_range_of_a_median_is_that_of_the_binomial_tables() -> None:
+    assert report.median_range([1.0] * 7) is None
+    assert report.median_range([float(number) for number in range(8, 0, -1)]) == (1, 8)
+    assert report.median_range([float(number) for number in range(1, 46)]) == (15, 31)
+
+
+def test_no_router_always_goes_first() -> None:
+    asked: list[int] = []
+
+    class Load:
+        def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+            asked.append(question["port"])
+            return {"cpu_s": 1.0, "requests": 1, "errors": 0, "missing_events": 0}
+
+    class Router:
+        def __init__(self, port: int) -> None:
+            self.port = port
+
+        def pids(self) -> list[int]:
+            return [os.getpid()]
+
+    routers: Any = {"a": Router(1), "b": Router(2)}
+    samples = {name: rig.Samples(name) for name in routers}
+    rig.measure(routers, 0, Load(), [rig.Phase("unary_1k", {}, slices=3)], samples, print)  # type: ignore[arg-type]
+    assert asked == [1, 2, 2, 1, 1, 2, 2, 1]
+    assert [len(one.good("unary_1k")) for one in samples.values()] == [3, 3]
