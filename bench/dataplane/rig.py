@@ -2,8 +2,8 @@
 
 Owns the processes and the order in which things are measured. What a router is comes from its launcher
 (`bench.drivers`), what is sent from `load`, what it means from `report`. In a round every router is started
-afresh, and each phase is cut into short slices that the routers take in turn (A, B, C, then C, B, A): what slows the machine for a second slows all of them, and slice k of one router is the pair of slice k of
-another.
+afresh, and each phase is cut into short slices that the routers take in turn (A, B, C, then C, B, A): what
+slows the machine for a second slows all of them, and slice k of one router is the pair of slice k of another.
 """
 
 from __future__ import annotations
