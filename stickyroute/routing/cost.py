@@ -16,7 +16,6 @@ Reads the fleet's figures and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from stickyroute.routing.keys import RequestKeys
@@ -52,9 +51,7 @@ def prompt_tokens(keys: RequestKeys, view: FleetView) -> float:
     return keys.prompt_bytes / view.bytes_per_token if exact is None else float(exact)
 
 
-def missing_tokens(
-    keys: RequestKeys, view: FleetView, tokens: float
-) -> tuple[list[float], Sequence[int]] | None:
+def missing_tokens(keys: RequestKeys, view: FleetView, tokens: float) -> tuple[list[float], list[int]] | None:
     """What of a prompt counts as to be computed, and how many blocks are held there, for each member; None if
     nobody holds any.
 
@@ -69,7 +66,7 @@ def missing_tokens(
     if not groups:
         return None
     loads = view.loads
-    blocks: Sequence[int] = view.read(loads.index.by_slot(groups))
+    blocks = view.read(loads.index.by_slot(groups))
     ends = keys.ends
     scale = tokens / keys.prompt_bytes
     size = view.size
@@ -86,12 +83,7 @@ def missing_tokens(
     if holders < size:
         saved[0] = shared + above * (1.0 - ((size - holders) / (size - 1)) ** 2)
     trust = view.read(loads.trust)
-    if min(trust) < 1.0:
-        missing = [tokens - saved[count] * part for count, part in zip(blocks, trust, strict=True)]
-    else:
-        for count, known in saved.items():
-            saved[count] = tokens - known
-        missing = list(map(saved.__getitem__, blocks))
+    missing = [tokens - saved[count] * part for count, part in zip(blocks, trust)]  # noqa: B905 - as below
     if keys.affinity is not None:
         slot, more = loads.index.tail(chain[most - 1], keys.affinity)
         if more and slot in view.slots:
@@ -102,15 +94,16 @@ def missing_tokens(
     return missing, blocks
 
 
-def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> list[float]:
+def costs_s(view: FleetView, tokens: float, missing: list[float] | None) -> list[float]:
     """What a prompt of `tokens` costs on each member: the sums of their `terms`, without the names.
 
     `missing` are those that count as to be computed, all of them where it is None.
     """
-    loads, read = view.loads, view.read
+    loads = view.loads
     flat, behind = _prices(loads)
     decode_s = loads.decode_s
-    backlog, token_s, in_flight = read(loads.backlog_tokens), read(loads.token_s), read(loads.in_flight)
+    backlog, token_s = view.read(loads.backlog_tokens), view.read(loads.token_s)
+    in_flight = view.read(loads.in_flight)
     stall = loads.stall
     new = missing is None
     if missing is None:
@@ -118,10 +111,11 @@ def costs_s(view: FleetView, tokens: float, missing: Sequence[float] | None) -> 
     costs = [
         # backlog + recompute x (flat + stall x in flight + behind x (backlog + recompute)), in seconds
         each_s * (ahead + own * (flat + stall * count + behind * each_s * (ahead + own))) + decode_s * count
-        for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight, strict=True)
+        # Not `strict`, which mypyc makes no loop of: all have one length.
+        for ahead, own, each_s, count in zip(backlog, missing, token_s, in_flight)  # noqa: B905 - see above
     ]
     if new and loads.tight:  # what is held somewhere is better left there: docs/adr/0009
-        costs = [cost_s / room for cost_s, room in zip(costs, read(loads.room), strict=True)]
+        costs = [cost_s / room for cost_s, room in zip(costs, view.read(loads.room), strict=True)]
     if view.even:
         return costs
     return [cost_s / weight for cost_s, weight in zip(costs, view.relative_weights, strict=True)]

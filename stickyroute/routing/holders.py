@@ -10,10 +10,8 @@ slot's floor.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import nsmallest
-from itertools import compress
-from operator import gt
 from typing import Final
 
 __all__ = ["PLACES", "WIDE", "Holders"]
@@ -41,14 +39,14 @@ class Holders:
     """
 
     __slots__ = (
-        "_age", "_count", "_everyone", "_floors", "_free", "_hand", "_is_idle", "_line_rows", "_lines", "_rows",
+        "_age", "_count", "_floors", "_free", "_hand", "_is_idle", "_line_rows", "_lines", "_rows",
         "_stride", "_used", "slots", "stamps",
     )  # fmt: skip
 
     def __init__(
         self,
         rows: int,
-        floors: Sequence[int],
+        floors: list[int],
         age: Callable[[int, int], float],
         is_idle: Callable[[int], bool],
     ) -> None:
@@ -59,7 +57,6 @@ class Holders:
         self.slots = array("H", [0]) * (rows * PLACES)
         self.stamps = array("I", [0]) * (rows * PLACES)  # 0 is below every floor
         self._count = 0
-        self._everyone = range(0)
         self._stride = 0
         self._lines = array("I")
         self._line_rows = array("I")  # which row has the line
@@ -75,7 +72,6 @@ class Holders:
     def grow(self, count: int) -> None:
         """There are `count` slots now, no fewer than before; `floors` has them already."""
         before, self._count = self._count, count
-        self._everyone = range(count)
         if count > PLACES and count > self._stride:
             wanted = max(count, self._stride + (self._stride >> 2))  # some more, so that this is rare
             self._lengthen(-(-wanted // _LINE_STEP) * _LINE_STEP, before)
@@ -87,7 +83,8 @@ class Holders:
         slot, stamp = slots[at], stamps[at]
         if slot == WIDE:
             at = stamp * self._stride
-            return list(compress(self._everyone, map(gt, self._lines[at : at + self._count], floors)))
+            line = self._lines[at : at + self._count].tolist()
+            return [slot for slot, stamp in enumerate(line) if stamp > floors[slot]]
         found = [slot] if stamp > floors[slot] else []
         # Spelt out: a loop over the three takes twice as long, and this is most of what finding a prompt takes.
         if (stamp := stamps[at + 1]) and stamp > floors[slot := slots[at + 1]]:

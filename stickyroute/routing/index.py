@@ -117,7 +117,7 @@ class Index:
         """For each slot how many of the first blocks of `chain` it holds."""
         return self.by_slot(self.groups(chain))
 
-    def by_slot(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+    def by_slot(self, groups: list[tuple[int, list[int]]]) -> list[int]:
         """What `groups` says, for each slot."""
         count = self._count
         found = [0] * count
@@ -129,7 +129,7 @@ class Index:
                     found[slot] = level
         return found
 
-    def groups(self, chain: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+    def groups(self, chain: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Who holds how much of `chain`: (how many of its first blocks, the slots that hold so many or more), the
         longest match first. Nothing for what nobody holds."""
         if not chain:
@@ -140,7 +140,7 @@ class Index:
         # Where the last chain with this first block split, at the end of a system prompt say, this one will most
         # likely. Where all hold so much, nothing before is of interest.
         low, high, fork = 1, len(chain), self._forks[row]
-        probed: list[tuple[int, Sequence[int]]] = []
+        probed: list[tuple[int, list[int]]] = []
         if 1 < fork <= high:
             slots = self._who(chain[fork - 1])
             if slots:
@@ -162,7 +162,7 @@ class Index:
                 probed.append((low, slots))
             else:
                 high = low
-        groups: list[tuple[int, Sequence[int]]] = []
+        groups: list[tuple[int, list[int]]] = []
         more = 0  # how many hold more
         while True:
             # The deepest block that more than those hold.
@@ -185,13 +185,13 @@ class Index:
             high = low - 1
             low = probed[-1][0]
 
-    def _who(self, key: int) -> Sequence[int]:
+    def _who(self, key: int) -> list[int]:
         """The slots that hold a block."""
         row = (key & self._bucket_mask) * _WAYS
         if self._keys[row] != key:
             row = self._find(key)
             if row < 0:
-                return ()
+                return []
         return self._holders.of(row)
 
     def insert(

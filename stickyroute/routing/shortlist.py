@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
-from operator import itemgetter
 from typing import Final
 
 from stickyroute.routing.keys import RequestKeys, candidate_keys
 from stickyroute.routing.ring import Ring
-from stickyroute.routing.view import FleetView, Groups
+from stickyroute.routing.view import FleetView, Groups, picker
 
 __all__ = ["FEW", "Part", "shortlist"]
 
@@ -44,7 +43,7 @@ class Part(FleetView):
         self.placed = tuple(range(len(members)))
         self.unplaced = ()
         self.total_weight = sum(self.weights)
-        self.read = itemgetter(*self.slots) if len(self.slots) > 1 else lambda values: [values[self.slots[0]]]
+        self._pick = picker(self.slots)
         self.credits = [0.0] * len(self.slots)
         self.ring = _PartRing(whole.ring, members)
         self._groups = groups

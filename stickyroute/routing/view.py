@@ -6,17 +6,19 @@ policies read them and never write them. Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import itemgetter, mul
-from typing import Any
+from typing import Any, TypeVar
 
 from stickyroute.routing.loads import Loads
 from stickyroute.routing.ring import Ring
 
-__all__ = ["FleetView", "Groups"]
+__all__ = ["FleetView", "Groups", "picker"]
 
-Groups = Sequence[tuple[int, Sequence[int]]]
+Groups = list[tuple[int, list[int]]]
 """(How many of a prompt's first blocks, the slots that hold so many or more), the most blocks first."""
+
+_Value = TypeVar("_Value")
 
 
 class FleetView:
@@ -25,14 +27,14 @@ class FleetView:
     `in_flight` (requests) and `available` (0 or 1) are indexed by slot. `placed` are the members with a
     weight; the others serve only when none of those can. `credits` belongs to `take_turn` alone; it lives
     here so that every set of candidates has a rotation of its own, and loses it together with its ring.
-    `relative_weights` are over the mean of those that have one, and `even` says that they are all 1; `read`
-    takes an array by slot and gives the values of the members, in one step of C. `loads` are the fleet's;
-    `bytes_per_token` of the text these backends are sent is learned by the fleet. `size` is the number of members, of
-    the whole pool where this is a part of one.
+    `relative_weights` are over the mean of those that have one, and `even` says that they are all 1. `loads` are the
+    fleet's; `bytes_per_token` of the text these backends are sent is learned by the fleet. `size` is the number of
+    members, of the whole pool where this is a part of one.
     """
 
     __slots__ = (
         "_members",
+        "_pick",
         "available",
         "bytes_per_token",
         "credits",
@@ -40,7 +42,6 @@ class FleetView:
         "in_flight",
         "loads",
         "placed",
-        "read",
         "relative_weights",
         "ring",
         "size",
@@ -75,10 +76,14 @@ class FleetView:
         mean = self.total_weight / len(self.placed) if self.placed else 1.0
         self.relative_weights = tuple(weight / mean if weight else 1.0 for weight in weights)
         self.even = len(set(weights)) < 2
-        self.read = _reader(self.slots, len(loads.in_flight))
+        self._pick = None if self.slots == tuple(range(len(loads.in_flight))) else picker(self.slots)
         self.credits = [0.0] * len(self.slots)
         # Needed where members are not numbered as slots are, or not all slots are members.
-        self._members = None if self.read is _all else {slot: i for i, slot in enumerate(self.slots)}
+        self._members = None if self._pick is None else {slot: i for i, slot in enumerate(self.slots)}
+
+    def read(self, values: list[_Value]) -> list[_Value]:
+        """What a list by slot says of the members, in one step of C; to look at only, for it may be that list."""
+        return values if self._pick is None else list(self._pick(values))
 
     def groups(self, chain: Sequence[int]) -> Groups:
         """Who of the members holds how much of a prompt. Nothing for what nobody holds."""
@@ -86,7 +91,7 @@ class FleetView:
         members = self._members
         if members is None:
             return groups
-        mine: list[tuple[int, Sequence[int]]] = []
+        mine: Groups = []
         more = 0
         for level, slots in groups:
             slots = [slot for slot in slots if slot in members]
@@ -113,7 +118,8 @@ class FleetView:
         weights = self.shares()
         tokens, capacity = loads.in_flight_tokens, loads.capacity_tokens
         if self.placed and not self.unplaced and 0 not in available:  # in steps of C, for hundreds
-            total = sum(self.read(tokens)) + sum(self.read(self.in_flight))
+            requests = self.read(self.in_flight)
+            total = sum(self.read(tokens)) + sum(requests)
             if self.even and weights is self.weights:
                 return total, sum(self.read(capacity)) * weights[0]
             return total, sum(map(mul, self.read(capacity), weights))
@@ -178,13 +184,8 @@ class FleetView:
         return min(left, key=lambda member: in_flight[slots[member]]) if left else None
 
 
-def _reader(slots: tuple[int, ...], backends: int) -> Callable[[Any], Sequence[Any]]:
-    if slots == tuple(range(backends)):
-        return _all
+def picker(slots: tuple[int, ...]) -> Callable[[Any], Iterable[Any]]:
+    """What takes the values at these places out of a list."""
     if len(slots) > 1:
         return itemgetter(*slots)
     return lambda values: [values[slot] for slot in slots]
-
-
-def _all(values: Any) -> Any:
-    return values

@@ -91,7 +91,7 @@ class Sticky(Policy):
         home: int,
         view: FleetView,
         members: Sequence[int],
-        costs: Sequence[float],
+        costs: list[float],
         new: bool,
     ) -> int:
         """The first candidate on the ring that costs nearly the least, else the one that does; `new`: nobody holds half
