@@ -59,8 +59,8 @@ class AccessLog:
         self._closing = False
         self._lost_at_last_report = 0
         self._failing = False
-        self._thread = threading.Thread(target=self._run, name="accesslog", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._run, name="accesslog", daemon=True)
+        self._writer.start()
 
     def retune(self, sample: float) -> None:
         """This share from here on."""
@@ -126,8 +126,8 @@ class AccessLog:
         self._closing = True
         self._some.set()
         self._many.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        self._writer.join(timeout_s)
+        if self._writer.is_alive():
             log.warning("access log: its output is stuck, the last lines are lost")
 
     def _run(self) -> None:

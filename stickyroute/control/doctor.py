@@ -51,6 +51,8 @@ class Ward:
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self._fleet = fleet
         self._waiting: deque[_Waiting] = deque()
+        self.waiting_most = _WAITING
+        """Requests that wait at most; those beyond are missed."""
         self._waiting_bytes = 0
         self._missed = 0
         self._spent_s = 0.0
@@ -85,7 +87,7 @@ class Ward:
         if mask and key is not None and not watches(key, mask):
             return
         size = asked.body_bytes or 0
-        if len(self._waiting) >= _WAITING or self._waiting_bytes + size > _WAITING_BYTES:
+        if len(self._waiting) >= self.waiting_most or self._waiting_bytes + size > _WAITING_BYTES:
             self._missed += 1
             return
         if not tenant and self._tenant_header is not None:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from prometheus_client.process_collector import ProcessCollector
 
-from stickyroute.fleet import Fleet
 from stickyroute.metrics.counters import NONE, OTHER, Counters, Prices
 from stickyroute.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, render
 from stickyroute.metrics.families import process_families, request_families
 from stickyroute.metrics.fleet_families import fleet_families
 from stickyroute.metrics.lag import LoopLag
 from stickyroute.metrics.sources import ConfigFigures, DiscoveryFigures, PrefixBreaks, ShadowFigures
+from stickyroute.metrics.watched import Watched
 
 __all__ = [
     "NONE",
@@ -35,7 +35,7 @@ __all__ = [
 class Metrics(Counters):
     """The counters of one app, and what its admin port says of them and of the process."""
 
-    def __init__(self, fleet: Fleet, version: str) -> None:
+    def __init__(self, fleet: Watched, version: str) -> None:
         super().__init__(fleet)
         self._version = version
         self._process = ProcessCollector(registry=None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from typing import Final
 
-from stickyroute.fleet import Fleet
 from stickyroute.metrics.histogram import (
     DECISION_BUCKETS_S,
     DURATION_BUCKETS_S,
@@ -21,20 +21,21 @@ from stickyroute.metrics.histogram import (
     Histogram,
 )
 from stickyroute.metrics.sources import Sources
+from stickyroute.metrics.watched import Watched
 from stickyroute.openai.usage import Usage
 
 __all__ = ["NONE", "OTHER", "STATUS_CLASSES", "Counters", "Histogram", "Prices"]
 
-OTHER = "other"
+OTHER: Final = "other"
 """Label of every pool or route that is not one of ours."""
 
-NONE = "none"
+NONE: Final = "none"
 """`pool`, `backend` or `reason` of a request that was answered before one was chosen."""
 
 MAX_POOLS = 256
 """Pool labels in one process at most; engines that list more models than that share `other`."""
 
-STATUS_CLASSES = {1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx"}
+STATUS_CLASSES: Final = {1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx"}
 
 
 class Prices:
@@ -110,7 +111,7 @@ class Counters:
     `sources` are figures that others keep.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Watched) -> None:
         self.fleet = fleet
         self.sources = Sources()
         self.client_disconnects = 0

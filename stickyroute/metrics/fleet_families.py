@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stickyroute.clock import monotonic
-from stickyroute.fleet import Fleet
 from stickyroute.metrics.counters import Counters
 from stickyroute.metrics.exposition import Family, counter, gauge
+from stickyroute.metrics.watched import Watched
 
 __all__ = ["STATES", "fleet_families"]
 
@@ -85,7 +85,7 @@ def _state_families(counters: Counters) -> Iterator[Family]:
     )
 
 
-def _engine_families(fleet: Fleet) -> Iterator[Family]:
+def _engine_families(fleet: Watched) -> Iterator[Family]:
     """What the engines say of themselves; what one does not say has no series."""
     age: _Rows = []
     rows: dict[str, _Rows] = {attribute: [] for _, _, attribute, _ in _ENGINE}
@@ -131,7 +131,7 @@ _ENGINE = (
 )
 
 
-def _learned_families(fleet: Fleet) -> Iterator[Family]:
+def _learned_families(fleet: Watched) -> Iterator[Family]:
     """What the token-counting policies go by."""
     loads = fleet.loads
     weight: _Rows = []
@@ -176,7 +176,7 @@ def _learned_families(fleet: Fleet) -> Iterator[Family]:
     )
 
 
-def _ring_families(fleet: Fleet) -> Iterator[Family]:
+def _ring_families(fleet: Watched) -> Iterator[Family]:
     yield gauge(
         "stickyroute_ring_fingerprint",
         "A number that two replicas have in common if and only if they agree on every home.",

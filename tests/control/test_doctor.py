@@ -98,12 +98,10 @@ async def test_off_looks_at_nothing() -> None:
         assert b"The doctor is off" in (await doctor(proxy, "?format=text")).body
 
 
-async def test_what_waits_is_bounded_and_fewer_conversations_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("stickyroute.control.doctor._WAITING", 8)
+async def test_what_waits_is_bounded_and_fewer_conversations_are_looked_at() -> None:
     async with fakes("a") as fake, run_proxy([fake]) as proxy:
         ward: Ward = proxy.app.insight.doctor
+        ward.waiting_most = 8
         await ward.stop()
         async with await proxy.client() as client:
             for number in range(12):
