@@ -299,14 +299,14 @@ class Books:
             self._settled_s = now_s
         backlog, token_s = self.loads.backlog_tokens, self.loads.token_s
         for slot, waiting in enumerate(self._waiting):
-            if waiting:
-                head = next(iter(waiting))
+            for head in waiting:  # the first of them alone
                 done = (now_s - self._since_s[slot]) / token_s[slot]
                 if done >= head.missing_tokens and not head.streams:
                     done = self._pass_heads(slot, done)
                 elif done > _HEAD_LIMIT * head.missing_tokens:
                     done = _HEAD_LIMIT * head.missing_tokens
                 backlog[slot] = self._owed[slot] - done
+                break
 
     def _pass_heads(self, slot: int, done: float) -> float:
         """`done` tokens are computed since the head came to be the head: who does not stream and must be through
