@@ -7,7 +7,6 @@ Here the hot path only stores a number; the sweeper looks at it a few times a se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from stickyroute.clock import monotonic
@@ -31,15 +30,13 @@ class Sweeper:
         self._members: set[Sweepable] = set()
         self._handle: asyncio.TimerHandle | None = None
 
-    @property
-    def add(self) -> Callable[[Sweepable], None]:
+    def add(self, member: Sweepable) -> None:
         """Start watching a member."""
-        return self._members.add
+        self._members.add(member)
 
-    @property
-    def discard(self) -> Callable[[Sweepable], None]:
+    def discard(self, member: Sweepable) -> None:
         """Stop watching a member; unknown ones are fine."""
-        return self._members.discard
+        self._members.discard(member)
 
     def retune(self, tick_s: float) -> None:
         """Tick so often from the next tick on."""
