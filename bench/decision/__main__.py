@@ -22,7 +22,7 @@ from timeit import repeat
 
 import orjson
 
-from bench.decision.page import Row, table, write_between
+from bench.decision.page import Row, how, table, write_between
 from stickyroute import defaults
 from stickyroute.fleet import BackendSpec, Fleet
 from stickyroute.fleet.lease import Lease
@@ -154,7 +154,7 @@ def main() -> int:
     arguments.add_argument("--markdown", type=Path, metavar="FILE", help="write the table into that page too")
     told = arguments.parse_args()
     out = sys.stdout.write
-    out(f"microseconds, median of {told.repeats} repeats\n")
+    out(f"microseconds, {how()}, median of {told.repeats} repeats\n")
     rows = []
     for backends in told.backends:
         out(f"\n{backends} backends\n\n")

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from stickyroute.routing import index
+
 BEGIN = "<!-- written by `python -m bench.decision --markdown` from here -->"
 END = "<!-- to here -->"
 PROMISED_US = {1: 30, 32: 60, 200: 250}  # of sticky with FEW backends, by kilobytes
@@ -47,9 +49,14 @@ def table(rows: Sequence[Row]) -> str:
             "" if promised is None else str(promised), _us(columns["life"] - columns["parse"]),
             *[_us(found[policy, kilobytes, key_from, size]["decide"]) for size in others],
         ]))  # fmt: skip
-    python = f"Python {platform.python_version()} ({platform.python_compiler()})"
+    python = f"Python {platform.python_version()} ({platform.python_compiler()}), {how()}"
     machine = f"{os.cpu_count()} cores, of which other work kept {max(0.0, os.getloadavg()[0] - 1):.1f} busy"
     return "\n".join([f"{python}, {machine}, {datetime.now(UTC):%Y-%m-%d at %H:%M}:", "", *lines])
+
+
+def how() -> str:
+    """Whether it is the compiled build that is measured."""
+    return "interpreted" if (index.__file__ or "").endswith(".py") else "compiled"
 
 
 def write_between(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ workloads:
 """
 
 
+@pytest.mark.interpreted  # its ways are kinds of a policy
 def test_every_way_is_run_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

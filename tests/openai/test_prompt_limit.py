@@ -46,7 +46,7 @@ class Counting(list[Any]):
             yield item
 
 
-@pytest.mark.interpreted
+@pytest.mark.interpreted  # compiled code reads a list past what a kind of list says
 @pytest.mark.parametrize(
     "build",
     [

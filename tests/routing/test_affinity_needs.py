@@ -37,7 +37,7 @@ def test_token_ids_are_counted() -> None:
     assert (keys.prompt_bytes, keys.prompt_tokens, len(keys.chain)) == (4000, 1000, 15)
 
 
-@pytest.mark.interpreted
+@pytest.mark.interpreted  # counts calls by putting others in their place
 @pytest.mark.parametrize("needs", [Needs.NOTHING, Needs.KEY, Needs.SIZE, Needs.KEY | Needs.SIZE, Needs.CHAIN])
 @pytest.mark.parametrize("user", [{"user": "ann"}, {}])
 def test_what_is_not_needed_is_not_computed(
