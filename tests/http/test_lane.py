@@ -5,69 +5,26 @@ from __future__ import annotations
 import random
 import socket
 from itertools import pairwise
-from typing import Any
 
 import httptools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stickyroute.http.message import Request
-from stickyroute.http.relay import Relay
 from stickyroute.http.sieve import Sieve
-from stickyroute.http.upstream import UpstreamConnection
+from stickyroute.proxy.exchange import Exchange
 from tests.support.examples import at_least
+from tests.support.exchanges import Core, Wire, backend_of, client_of, exchange_of
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 TRICKY = [b"\n", b"\r\n", b"5\r\nab", b"0\r\n\r\n", b"data: x\n\n", b"a" * 4090]
 
 
-class Transport:
-    """The backend's side, as far as a connection uses it."""
-
-    def __init__(self) -> None:
-        self.protocol: Any = None
-        self.aborted = False
-
-    def set_protocol(self, protocol: Any) -> None:
-        self.protocol = protocol
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-    def write(self, data: bytes) -> None:
-        """The request; not looked at."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def resume_reading(self) -> None:
-        """Nothing here pauses."""
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-class Pool:
-    def lost(self, connection: UpstreamConnection) -> None:
-        """Nothing to forget."""
-
-    def give_back(self, connection: UpstreamConnection) -> None:
-        """Nothing to keep."""
-
-
 class Client:
-    """A client on one end of a socket pair, whose transport sometimes has something queued."""
+    """What a client reads of a socket, and of what its transport was given besides."""
 
-    closing = False
-
-    def __init__(self, descriptor: int, reader: socket.socket, rand: random.Random) -> None:
-        self.descriptor = descriptor
+    def __init__(self, reader: socket.socket) -> None:
         self.got = bytearray()
         self._reader = reader
-        self._rand = rand
-
-    def queued_bytes(self) -> int:
-        return int(self._rand.random() < 0.3)
 
     def take(self) -> None:
         """What was written to the socket directly came before what is written next."""
@@ -76,36 +33,9 @@ class Client:
         except BlockingIOError:
             return
 
-    def write(self, data: bytes) -> None:
+    def hear(self, data: bytes) -> None:
         self.take()
         self.got += data
-
-    write_now = write
-
-    def response_done(self, keep_alive: bool) -> None:
-        """The reply is whole."""
-
-
-class Exchange(Relay):
-    end = ""
-
-    def accept(self, status: int) -> bool:
-        return True
-
-    def failed(self, failure: str) -> None:
-        raise AssertionError(failure)
-
-    def finished(self, end: str) -> None:
-        self.end = end
-
-    def extra_lines(self) -> bytes:
-        return b""
-
-    def relaying(self, status: int) -> None:
-        pass
-
-    def answering(self) -> None:
-        pass
 
 
 class Decoded:
@@ -125,24 +55,24 @@ class Decoded:
 
 def relayed(
     wire: bytes, cuts: list[int], rand: random.Random, sieve: Sieve | None = None
-) -> tuple[bytes, Exchange, bool]:
-    """What the client gets of `wire` read in pieces; the exchange; whether the lane was left at the end."""
+) -> tuple[bytes, Exchange, list[str], bool]:
+    """What the client gets of `wire` read in pieces; the exchange and how it ended; whether the lane was left. The
+    client's transport sometimes has something queued."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        client = Client(ours.fileno(), theirs, rand)
-        exchange = Exchange(client, Request())  # type: ignore[arg-type]
+        client, core, transport = Client(theirs), Core(), Wire()
+        exchange = exchange_of(
+            client_of(Wire(ours.fileno(), lambda: int(rand.random() < 0.3), client.hear)), core
+        )
         exchange.sieve = sieve
-        connection = UpstreamConnection(Pool())  # type: ignore[arg-type]
-        transport = Transport()
-        transport.protocol = connection
-        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection = backend_of(transport)
         connection.start(exchange, b"", b"")
         for start, end in pairwise(cuts):
             transport.protocol.data_received(wire[start:end])
         client.take()
-        return bytes(client.got), exchange, transport.protocol is connection
+        return bytes(client.got), exchange, core.ends, transport.protocol is connection
 
 
 @settings(max_examples=at_least(50))
@@ -163,11 +93,11 @@ def test_any_cut_of_any_chunks_gives_the_same_body(
         at += len(part)
         if rand.random() < 0.8:
             edges.add(at)
-    got, exchange, left = relayed(wire, sorted(edges | {cut for cut in cuts if cut < len(wire)}), rand)
+    got, exchange, ends, left = relayed(wire, sorted(edges | {cut for cut in cuts if cut < len(wire)}), rand)
     client = Decoded(got)
     assert client.body == b"".join(chunks)
     assert client.whole
-    assert exchange.end == "complete"
+    assert ends == ["complete"]
     assert exchange.bytes_out == len(client.body)
     assert left
 
@@ -183,6 +113,6 @@ def test_whole_chunks_go_as_they_came_once_the_stream_has_begun() -> None:
         def random(self) -> float:
             return 1.0
 
-    got, exchange, _ = relayed(b"".join(parts), cuts, Never())
+    got, _, ends, _ = relayed(b"".join(parts), cuts, Never())
     assert got.partition(b"\r\n\r\n")[2] == b"".join(parts[1:])
-    assert exchange.end == "complete"
+    assert ends == ["complete"]
