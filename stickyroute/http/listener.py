@@ -13,7 +13,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from stickyroute.clock import monotonic
 from stickyroute.errors import StickyrouteError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stickyroute.http.server import Server
 
 # How long a refused upload is still read, so that the client gets to see the reply before a reset.
-_LINGER_S = 5.0
+_LINGER_S: Final = 5.0
 
 
 class ClientConnection:

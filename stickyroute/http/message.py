@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
+from typing import Final
 
 # Fields that describe one connection, never the message; each side of the proxy has its own (RFC 9110 7.6.1).
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -27,7 +28,7 @@ HOP_BY_HOP = frozenset(
 
 # Request fields that do not travel as they came: written anew for the backend, or kept apart because the
 # backend's own credential may have to take their place.
-REQUEST_OWN = HOP_BY_HOP | {
+REQUEST_OWN: Final = HOP_BY_HOP | {
     b"host",
     b"content-length",
     b"expect",
@@ -40,7 +41,7 @@ REQUEST_OWN = HOP_BY_HOP | {
 }
 
 # Response fields we read or may write ourselves; all others are copied as they came.
-RESPONSE_OWN = HOP_BY_HOP | {
+RESPONSE_OWN: Final = HOP_BY_HOP | {
     b"content-length",
     b"content-type",
     b"cache-control",
@@ -50,13 +51,14 @@ RESPONSE_OWN = HOP_BY_HOP | {
     b"x-stickyroute-reason",
 }
 
-_PLAIN_CONNECTION = frozenset({b"close", b"keep-alive", b"upgrade", b""})
+_PLAIN_CONNECTION: Final = frozenset({b"close", b"keep-alive", b"upgrade", b""})
 
 # The heads of short chunks, ready made: a streamed token is one chunk.
-SHORT_CHUNK = 1024
-CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(SHORT_CHUNK))
+SHORT_CHUNK: Final = 1024
+CHUNK_HEADS: Final = tuple(b"%x\r\n" % size for size in range(SHORT_CHUNK))
 
-REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+_LINES: Final = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason) for status, reason in REASONS.items()}
 
 
 def connection_tokens(value: bytes) -> frozenset[bytes]:
@@ -131,8 +133,8 @@ def origin_form(target: bytes) -> bytes:
     return target
 
 
-_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-/+=@")
-_ID_LIMIT = 128
+_ID_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-/+=@")
+_ID_LIMIT: Final = 128
 
 
 def sane_id(value: bytes) -> bool:
@@ -141,12 +143,15 @@ def sane_id(value: bytes) -> bool:
 
 
 # The parser lets control characters pass in a reason phrase (RFC 9112 section 4 doesn't).
-_UNPRINTABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
+_UNPRINTABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 
 
 def status_line(status: int, reason: bytes) -> bytes:
     """The first line of a response head; a reason phrase that is absent or unprintable becomes the usual one."""
     usual = REASONS.get(status, b"Unknown")
-    if not reason or (reason != usual and _UNPRINTABLE(reason)):
+    if not reason or reason == usual or _UNPRINTABLE(reason):
+        line = _LINES.get(status)
+        if line is not None:
+            return line
         reason = usual
     return b"HTTP/1.1 %d %b\r\n" % (status, reason)

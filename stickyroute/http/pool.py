@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from typing import cast
+from typing import Final, cast
 
 from stickyroute.clock import monotonic
 from stickyroute.http.limits import Limits
@@ -18,14 +18,14 @@ from stickyroute.http.relay import Relay
 from stickyroute.http.upstream import UpstreamConnection
 
 # Words for why no connection could be opened; they are metric labels, beside those of `upstream`.
-CONNECT_REFUSED = "refused"
-CONNECT_TIMEOUT = "connect_timeout"
-CONNECT_FAILED = "unreachable"
-CONNECT_TLS = "tls"
-CONNECT_FAILURES = frozenset({CONNECT_REFUSED, CONNECT_TIMEOUT, CONNECT_FAILED, CONNECT_TLS})
-NO_SOCKET = "no_socket"  # this machine has none to give: no fault of the backend
+CONNECT_REFUSED: Final = "refused"
+CONNECT_TIMEOUT: Final = "connect_timeout"
+CONNECT_FAILED: Final = "unreachable"
+CONNECT_TLS: Final = "tls"
+CONNECT_FAILURES: Final = frozenset({CONNECT_REFUSED, CONNECT_TIMEOUT, CONNECT_FAILED, CONNECT_TLS})
+NO_SOCKET: Final = "no_socket"  # this machine has none to give: no fault of the backend
 
-_OUR_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_OUR_WANT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class BackendPool:

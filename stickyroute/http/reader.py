@@ -7,7 +7,7 @@ Owns the parser of one client connection and the request under construction. Who
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import httptools
 
@@ -18,12 +18,14 @@ from stickyroute.http.message import REQUEST_OWN, Request, nominated, origin_for
 
 # A body must average this much once `client_body_s` has passed, else a patient attacker could hold a
 # connection with one byte every few seconds (the rate Apache's mod_reqtimeout ships with).
-_MIN_BODY_BYTES_PER_S = 500
+_MIN_BODY_BYTES_PER_S: Final = 500
 
 # More pieces of a body than this in one read are joined: tiny chunks, each an object many times its size.
-_PIECES = 16
+_PIECES: Final = 16
 
-IDLE, HEAD, BODY = range(3)
+IDLE: Final = 0
+HEAD: Final = 1
+BODY: Final = 2
 
 
 class Sink(Protocol):
@@ -89,7 +91,7 @@ class RequestReader:
         self._read_bytes = len(data)
         self._shared_bytes = 0
         self._wire_bytes += len(data)
-        rest = self._parse(memoryview(data))
+        rest = self._parse(data)
         if self.phase == IDLE:
             return rest
         if self.phase == BODY and self._body_bytes != seen:
@@ -109,14 +111,14 @@ class RequestReader:
         """The time until now was not the client's: count its slowness from here."""
         self.moved_s = self._body_since_s = monotonic()
 
-    def _parse(self, data: memoryview) -> bytes:
+    def _parse(self, data: bytes | memoryview) -> bytes:
         """Run the parser over `data`, past every upgrade we decline; returns what follows another one."""
         while True:
             try:
                 self._parser.feed_data(data)
                 return b""
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
+                data = memoryview(data)[upgrade.args[0] :]  # not copied: a read may hold very many of them
                 if not self._plain_again:
                     self.upgraded = True
                     return bytes(data)

@@ -8,7 +8,7 @@ possible.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stickyroute.clock import monotonic
 from stickyroute.http.handler import RelayHandler
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from stickyroute.http.listener import ClientConnection
     from stickyroute.http.upstream import UpstreamConnection
 
-_TAIL_PIECES = 8  # the end of a reply as it is kept, and of each piece so many bytes
-_TAIL_PIECE_BYTES = 4096
-_ENDING = 64  # what a stream says of itself at its end is longer; as in `lane`
-_BODILESS = frozenset({204, 304})
+_TAIL_PIECES: Final = 8  # the end of a reply as it is kept, and of each piece so many bytes
+_TAIL_PIECE_BYTES: Final = 4096
+_ENDING: Final = 64  # what a stream says of itself at its end is longer; as in `lane`
+_BODILESS: Final = frozenset({204, 304})
 
 
 class Relay(RelayHandler):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 from stickyroute.http.message import RESPONSE_OWN
 
 # Words for what can go wrong with an attempt; they are metric labels.
-STALE = "stale"  # a pooled connection closed before a byte of the reply: hardly ever seen by the backend
-DROPPED = "dropped"  # a fresh connection closed before a byte of the reply
-BROKEN = "broken"  # closed inside the head or the body of the reply
-GARBAGE = "garbage"  # not HTTP
+STALE: Final = "stale"  # a pooled connection closed before a byte of the reply, most likely unseen
+DROPPED: Final = "dropped"  # a fresh connection closed before a byte of the reply
+BROKEN: Final = "broken"  # closed inside the head or the body of the reply
+GARBAGE: Final = "garbage"  # not HTTP
 
-_LF = 10
+_LF: Final = 10
 
 # What a backend may send before the head of its reply is complete, 1xx replies included: it stays in memory.
-_HEAD_BYTES = 256 * 1024
+_HEAD_BYTES: Final = 256 * 1024
 
 
 class UpstreamConnection:

@@ -5,20 +5,22 @@ And how long the head of a reply waits before it is known which of them it will 
 
 from __future__ import annotations
 
+from typing import Final
+
 # How an exchange ended.
-COMPLETE = "complete"
-CLIENT_LEFT = "client_left"
-CLIENT_STALLED = "client_stalled"
-UPSTREAM_DIED = "upstream_died"
-UPSTREAM_SILENT = "upstream_silent"
-HEADER_TIMEOUT = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
-UPSTREAM_ERROR = "upstream_error"  # the engine ended its stream with an error event
-UPSTREAM_DEAD = "upstream_dead"  # likewise, and it takes no requests any more
-UPSTREAM_ABORTED = "upstream_aborted"  # the engine ended its answer before its time
-REFUSED = "refused"  # answered by the proxy itself
+COMPLETE: Final = "complete"
+CLIENT_LEFT: Final = "client_left"
+CLIENT_STALLED: Final = "client_stalled"
+UPSTREAM_DIED: Final = "upstream_died"
+UPSTREAM_SILENT: Final = "upstream_silent"
+HEADER_TIMEOUT: Final = "header_timeout"  # a failure of an attempt: no head, or only part of one, in time
+UPSTREAM_ERROR: Final = "upstream_error"  # the engine ended its stream with an error event
+UPSTREAM_DEAD: Final = "upstream_dead"  # likewise, and it takes no requests any more
+UPSTREAM_ABORTED: Final = "upstream_aborted"  # the engine ended its answer before its time
+REFUSED: Final = "refused"  # answered by the proxy itself
 
 # A failure of an attempt: the head of a reply, and then the connection was lost before any of its body.
-HEAD_ONLY = "head_only"
+HEAD_ONLY: Final = "head_only"
 
 HEAD_HELD_S = 10.0
 """The head of a stream is passed on after so long even if nothing follows it: clients, and whoever balances load

@@ -13,6 +13,7 @@ proxy's.
 from __future__ import annotations
 
 import random
+from typing import Final
 
 from stickyroute.clock import monotonic
 from stickyroute.fleet import Fleet
@@ -29,13 +30,13 @@ from stickyroute.proxy.exchange import Exchange
 
 __all__ = ["Blame"]
 
-WHOLE_REPLY = 5.0
+WHOLE_REPLY: Final = 5.0
 """So many times as long a reply that does not stream may be silent: it comes when all of it is computed."""
-IMPATIENT = 6.0
+IMPATIENT: Final = 6.0
 """A client that left after this part (1/6) of the time without a byte counts as silence too."""
 
 # What the end of a reply that had begun says of its backend.
-_ENDS = {
+_ENDS: Final = {
     UPSTREAM_DIED: Outcome.RESET,
     UPSTREAM_SILENT: Outcome.RESET,
     UPSTREAM_ABORTED: Outcome.RESET,
@@ -79,7 +80,7 @@ class Blame:
 
     def ended(self, exchange: Exchange, end: str) -> None:
         """The exchange is over, by a word of `http.relay`."""
-        if end is CLIENT_LEFT:
+        if end == CLIENT_LEFT:
             if not exchange.bytes_out and exchange.lease is not None:
                 now_s = monotonic()
                 if (now_s - exchange.sent_s) * IMPATIENT > self.first_byte_s:

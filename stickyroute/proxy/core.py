@@ -6,7 +6,7 @@ Nothing here waits: every step runs to its end inside the callback that made it 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
@@ -47,10 +47,10 @@ Learn = Callable[[int, RequestKeys, Shape, str | None, Mapping[str, Any] | None]
 
 Choose = Callable[[RequestKeys, FleetView, Collection[int]], Decision | None]
 
-_UNREAD = Asked(None, False, None)
+_UNREAD: Final = Asked(None, False, None)
 # A backend that answers so is full or starting up, and has not begun to work on the request.
-_BUSY = frozenset({429, 503})
-_NO_REPLY = "The backend closed the connection without a reply."
+_BUSY: Final = frozenset({429, 503})
+_NO_REPLY: Final = "The backend closed the connection without a reply."
 
 
 class Proxy:

@@ -6,7 +6,7 @@ Owns no decision: each hook of the relay goes to the `Core` that made the exchan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from stickyroute.clock import monotonic
 from stickyroute.fleet import Lease, Pool
@@ -31,8 +31,8 @@ from stickyroute.openai.usage import (
 from stickyroute.routing.keys import RequestKeys
 from stickyroute.tracing import Trace, Tracer
 
-_TRACEPARENT = frozenset({b"traceparent"})
-_ENDS = {DEAD: UPSTREAM_DEAD, FAILED: UPSTREAM_ERROR, ABORTED: UPSTREAM_ABORTED}
+_TRACEPARENT: Final = frozenset({b"traceparent"})
+_ENDS: Final = {DEAD: UPSTREAM_DEAD, FAILED: UPSTREAM_ERROR, ABORTED: UPSTREAM_ABORTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Exchange(Relay):
         self._core.attempt_failed(self, failure)
 
     def finished(self, end: str) -> None:
-        if end is COMPLETE and self.streams and self.status < 300:
+        if end == COMPLETE and self.streams and self.status < 300:
             end = _ENDS.get(of_end(self.ending()), end)
         self._core.account(self, end)
 

@@ -5,11 +5,13 @@ Owns which fields travel and which are written anew. Chooses nothing and sends n
 
 from __future__ import annotations
 
+from typing import Final
+
 from stickyroute.proxy.exchange import Exchange, Target
 
 __all__ = ["request_head"]
 
-_CREDENTIALS = (b"authorization", b"x-api-key")
+_CREDENTIALS: Final = (b"authorization", b"x-api-key")
 
 
 def request_head(exchange: Exchange, target: Target, trace: bytes, *, own_keys: bool) -> bytes:

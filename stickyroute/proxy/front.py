@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from stickyroute.accesslog import AccessLog
 from stickyroute.clock import monotonic
@@ -20,10 +21,10 @@ from stickyroute.openai.errors import error_body
 from stickyroute.openai.models import merge_models
 from stickyroute.openai.routes import Route, RouteTable, Shape
 
-_JSON = b"content-type: application/json\r\n"
+_JSON: Final = b"content-type: application/json\r\n"
 # What decides whether a browser may read a reply: ours to say, once origins are configured.
-CORS_FIELDS = frozenset({b"access-control-allow-origin", b"access-control-allow-credentials"})
-_LOCAL = frozenset({Shape.HEALTH, Shape.MODELS, Shape.MODEL})
+CORS_FIELDS: Final = frozenset({b"access-control-allow-origin", b"access-control-allow-credentials"})
+_LOCAL: Final = frozenset({Shape.HEALTH, Shape.MODELS, Shape.MODEL})
 
 
 class Front:

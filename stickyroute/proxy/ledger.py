@@ -56,7 +56,7 @@ class Ledger:
         duration_s = now_s - request.started_s
         backend = self._fleet.at(exchange.slot).name if exchange.slot >= 0 else ""
         lease, usage, expected = exchange.lease, None, None
-        if end is COMPLETE and 200 <= exchange.status < 300:
+        if end == COMPLETE and 200 <= exchange.status < 300:
             usage = exchange.usage()
             if usage is not None and lease is not None:
                 usage = self._learn(exchange, lease, usage, backend, now_s)
@@ -81,7 +81,7 @@ class Ledger:
             pool, backend, template, exchange.status, exchange.reason, ttft_s, duration_s,
             request.wire_bytes, exchange.bytes_out, inter_token_s, prompt_tokens, usage, expected,
         )  # fmt: skip
-        if end is not COMPLETE:
+        if end != COMPLETE:
             if end.startswith("client"):
                 self._metrics.client_disconnects += 1
             elif end.startswith("upstream"):
