@@ -159,9 +159,9 @@ class Books:
                 tokens = size / (view.bytes_per_token if view is not None else BYTES_PER_TOKEN)
             lease.tokens = tokens
             lease.missing_tokens = tokens
-            if keys.chain:
-                ends = keys.ends
-                blocks, tail = loads.index.insert(slot, keys.chain, ends, tokens / size, keys.affinity or 0)
+            chain, ends = keys.chain, keys.ends
+            if chain:
+                blocks, tail = loads.index.insert(slot, chain, ends, tokens / size, keys.affinity or 0)
                 if blocks:
                     lease.held_blocks = blocks
                     held = tokens * ends[blocks - 1] / size + tail
@@ -169,10 +169,10 @@ class Books:
                     missing = tokens - loads.trust[slot] * held
                     lease.missing_tokens = missing if missing > 1.0 else 1.0
                     # Where this conversation stopped there, its length is known to the token.
-                    known = self._totals.get(keys.chain[blocks - 1]) if tail else None
+                    known = self._totals.get(chain[blocks - 1]) if tail else None
                     if known is None:
                         # What is shared ends somewhere in the first block that differs: in its middle, in the mean.
-                        upper = ends[blocks] if blocks < len(keys.chain) else size
+                        upper = ends[blocks] if blocks < len(chain) else size
                         more = 0.0 if tail else tokens * (upper - ends[blocks - 1]) / (2 * size)
                         cached = loads.trust[slot] * (held + more)
                     else:  # the answer too, if the prompt goes on behind it
@@ -240,12 +240,13 @@ class Books:
         prompt, answer = usage.prompt_tokens, usage.completion_tokens
         if answer is not None and answer > 0:
             loads.index.record_tokens(slot, answer)
-            if keys.chain and keys.affinity is not None:
+            chain, key, size = keys.chain, keys.affinity, keys.prompt_bytes
+            if chain and key is not None:
                 # The next turn finds it cached, and with it what comes after the prompt's last whole block.
-                last = 1.0 - keys.ends[len(keys.chain) - 1] / keys.prompt_bytes
-                loads.index.extend(slot, keys.chain[-1], prompt * last + answer, keys.affinity)
+                last = 1.0 - keys.ends[len(chain) - 1] / size
+                loads.index.extend(slot, chain[-1], prompt * last + answer, key)
                 totals = self._totals
-                totals[keys.chain[-1]] = prompt, answer, keys.prompt_bytes
+                totals[chain[-1]] = prompt, answer, size
                 if len(totals) > _TOTALS:
                     del totals[next(iter(totals))]
         if not lease.teaches:

@@ -67,7 +67,7 @@ def missing_tokens(keys: RequestKeys, view: FleetView, tokens: float) -> tuple[l
         return None
     loads = view.loads
     blocks = view.read(loads.index.by_slot(groups))
-    ends = keys.ends
+    ends, key = keys.ends, keys.affinity
     scale = tokens / keys.prompt_bytes
     size = view.size
     most = groups[0][0]
@@ -84,8 +84,8 @@ def missing_tokens(keys: RequestKeys, view: FleetView, tokens: float) -> tuple[l
         saved[0] = shared + above * (1.0 - ((size - holders) / (size - 1)) ** 2)
     trust = view.read(loads.trust)
     missing = [tokens - saved[count] * part for count, part in zip(blocks, trust)]  # noqa: B905 - as below
-    if keys.affinity is not None:
-        slot, more = loads.index.tail(chain[most - 1], keys.affinity)
+    if key is not None:
+        slot, more = loads.index.tail(chain[most - 1], key)
         if more and slot in view.slots:
             member = view.slots.index(slot)
             if blocks[member] == most:

@@ -133,7 +133,8 @@ def _idle(view: FleetView, member: int) -> bool:
 
 def _places(keys: RequestKeys) -> Sequence[int]:
     """The key's candidates on the ring, first one first."""
-    assert keys.affinity is not None
-    if keys.spread > 2 or keys.second is None:
-        return candidate_keys(keys.affinity, keys.spread)
-    return keys.affinity, keys.second
+    key, second = keys.affinity, keys.second
+    assert key is not None
+    if keys.spread > 2 or second is None:
+        return candidate_keys(key, keys.spread)
+    return key, second
