@@ -187,6 +187,7 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         try:
-            view = view[os.write(fd, view) :]
+            sent = os.write(fd, view)
+            view = view[sent:]  # in one expression, mypyc would write twice
         except BlockingIOError:  # somebody made our stdout non-blocking
             select.select([], [fd], [])

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from stickyroute.fleet import Backend, BackendState, BackendWarning, Pool
+from stickyroute.fleet import Backend, BackendState, BackendWarning
 from stickyroute.fleet.sample import Sample
 from stickyroute.routing.loads import Loads
 
 __all__ = ["Watched"]
+
+
+class Labelled(Protocol):
+    """A pool."""
+
+    @property
+    def label(self) -> str: ...
 
 
 class Watched(Protocol):
@@ -36,7 +43,7 @@ class Watched(Protocol):
     @property
     def moved_share(self) -> float: ...
 
-    def pool(self, model: str | None) -> Pool | None: ...
+    def pool(self, model: str | None) -> Labelled | None: ...
 
     def state(self, slot: int) -> BackendState: ...
 
