@@ -71,7 +71,7 @@ _USUAL = re.compile(
     rb'"usage": ?\{"prompt_tokens"' + _NUMBER
     + rb'(?:, ?"total_tokens": ?[0-9]{1,9})?, ?"completion_tokens"' + _NUMBER
     + rb'(?:, ?"total_tokens": ?[0-9]{1,9})?(?:\}|, ?"prompt_tokens_details": ?(?:null|\{"cached_tokens"' + _NUMBER
-    + rb'(?:, ?"created_cache_tokens"' + _NUMBER + rb"|\}))"
+    + rb'(?:, ?"created_cache_tokens"' + _NUMBER + rb"|\})))"
 )  # fmt: skip
 
 
