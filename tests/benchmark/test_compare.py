@@ -163,6 +163,8 @@ def test_the_page_of_documentation_tells_wins_losses_and_what_is_missing(
     assert f"| {OURS} | **0.10s** | 0.30s |" in text
     assert "- talk at 4/s, against nginx hash: ahead, 0.48 x at the mean (0.10s against 0.21s), ahead" in text
     assert "- none at 4/s, against nginx hash: **behind, 1.43 x** at the mean" in text
+    assert text.count(" at p95 between tokens (") == 2
+    assert text.count("| ITL p50 | ITL p95 | end to end p95 |") == 2
     assert "0.21s [0.20s - 0.22s]" in text
     assert "- talk at 4/s, smg, repeat 2: it did not run: no port" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("| stickyroute")}) == 2

@@ -42,10 +42,10 @@ def render(report: Report) -> str:
         parts += _workload(group, report)
     parts += _missing(groups)
     parts.append(
-        f"Medians over repeats, smallest and largest in brackets. Good: first token within {report.slo_ttft_s:g} "
-        "s. Hit rates are the engines' own counters. max/mean: requests on the busiest engine over the mean. "
-        "Failed: errors, and requests still unanswered when the run was cut off; the time those had waited counts "
-        "as their TTFT."
+        "Medians over repeats, smallest and largest in brackets. ITL: the mean time between the tokens of one answer. "
+        f"Good: first token within {report.slo_ttft_s:g} s. Hit rates are the engines' own counters. max/mean: "
+        "requests on the busiest engine over the mean. Failed: errors, and requests still unanswered when the run "
+        "was cut off; the time those had waited counts as their TTFT."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -60,6 +60,18 @@ def _p95(run: Summary) -> float:
 
 def _end(run: Summary) -> float:
     return run.latency_p95_s
+
+
+def _pause(run: Summary) -> float:
+    return run.itl_p95_s
+
+
+_COMPARED: Final[tuple[tuple[str, Figure], ...]] = (
+    ("the mean", _mean),
+    ("p95", _p95),
+    ("p95 of the whole answer", _end),
+    ("p95 between tokens", _pause),
+)
 
 
 def _glance(groups: Sequence[Group]) -> list[str]:
@@ -99,7 +111,7 @@ def _verdict(groups: Sequence[Group], policy: str) -> list[str]:
         told = ", ".join(
             f"{_word(mine, known[best], figure)} at {what} "
             f"({seconds(median_of(mine, figure))} against {seconds(median_of(known[best], figure))})"
-            for what, figure in (("the mean", _mean), ("p95", _p95), ("p95 of the whole answer", _end))
+            for what, figure in _COMPARED
         )
         lines.append(f"- {group.title}, against {best}: {told}")
     if not lines:
@@ -125,6 +137,7 @@ def _workload(group: Group, report: Report) -> list[str]:
         "p50",
         "p95",
         "ITL p50",
+        "ITL p95",
         "end to end p95",
         "max/mean",
         "good",
@@ -143,7 +156,8 @@ def _workload(group: Group, report: Report) -> list[str]:
                 seconds(median_of(runs, lambda run: run.ttft_p50_s)),
                 _spread(runs, _p95),
                 seconds(median_of(runs, lambda run: run.itl_p50_s)),
-                seconds(median_of(runs, lambda run: run.latency_p95_s)),
+                seconds(median_of(runs, _pause)),
+                seconds(median_of(runs, _end)),
                 f"{median_of(runs, lambda run: run.imbalance):.2f}",
                 percent(median_of(runs, lambda run: run.good), 0),
                 str(sum(run.errors for run in runs if not run.refused)),
