@@ -16,18 +16,17 @@ __all__ = ["Decision", "Router"]
 class Router:
     """Decides where each request goes. `rand` is anything with `random()`, such as a `random.Random`."""
 
-    __slots__ = ("_choose", "_rand", "decides", "needs", "policy")
+    __slots__ = ("_rand", "decides", "needs", "policy")
 
     def __init__(self, policy: Policy, rand: Rand) -> None:
         self.policy = policy.name
         self.needs = policy.needs
         self.decides = policy
-        self._choose = policy.choose
         self._rand = rand
 
     def route(self, keys: RequestKeys, view: FleetView, tried: Collection[int] = ()) -> Decision | None:
         """The backend for a request, or None when every one is unavailable or in `tried` (slots)."""
-        return self._choose(keys, view, tried, self._rand)
+        return self.decides.choose(keys, view, tried, self._rand)
 
     def peek(self, keys: RequestKeys, view: FleetView, tried: Collection[int] = ()) -> Decision | None:
         """What `route` would answer now, by the same function; no turn is taken and no random number drawn."""
@@ -35,7 +34,7 @@ class Router:
         rand: Any = self._rand
         state = rand.getstate() if hasattr(rand, "getstate") else None
         try:
-            return self._choose(keys, view, tried, rand)
+            return self.decides.choose(keys, view, tried, rand)
         finally:
             view.credits[:] = turns
             if state is not None:  # such as a `random.Random`, which can be put back
