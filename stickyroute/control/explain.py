@@ -55,9 +55,11 @@ def read_asked(data: bytes, path: str = PATH, headers: Mapping[str, str] | None 
         if value.get(name) is not None and not isinstance(value[name], str):
             raise BadRequest(f'"{name}" must be a text.', param=name)
     body = value["body"]
-    asked = Asked(
-        value.get("path") or path, given, body.encode() if isinstance(body, str) else orjson.dumps(body)
-    )
+    try:
+        sent = body.encode() if isinstance(body, str) else orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        raise BadRequest('"body" is nested too deep to be written; send it as a text.', param="body") from None
+    asked = Asked(value.get("path") or path, given, sent)
     asked.method = value.get("method") or "POST"
     asked.tenant = value.get("tenant")
     return asked

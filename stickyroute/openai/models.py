@@ -22,8 +22,9 @@ def merge_models(listings: Iterable[Iterable[Mapping[str, Any]]], only: str | No
     """The body of `/v1/models`, or of `/v1/models/{only}`.
 
     `listings` holds each backend's rows. A model that several backends list appears once, in the place and
-    with the values of the first, plus whatever fields only the others have. `only` may be percent-encoded, as
-    it stands in a path. Raises NotFound when nobody lists it.
+    with the values of the first, plus whatever fields only the others have; of a row that cannot be written, such as
+    one that is nested too deep, its name alone. `only` may be percent-encoded, as it stands in a path. Raises NotFound
+    when nobody lists it.
     """
     merged: dict[str, dict[str, Any]] = {}
     for rows in listings:
@@ -38,11 +39,18 @@ def merge_models(listings: Iterable[Iterable[Mapping[str, Any]]], only: str | No
                 for field, value in row.items():
                     known.setdefault(field, value)
     if only is None:
-        return orjson.dumps({"object": "list", "data": list(merged.values())})
+        return b'{"object":"list","data":[%b]}' % b",".join(map(_row, merged.values()))
     found = merged.get(only) or merged.get(unquote(only))
     if found is None:
         raise unknown_model(unquote(only))
-    return orjson.dumps(found)
+    return _row(found)
+
+
+def _row(row: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row)
+    except orjson.JSONEncodeError:
+        return orjson.dumps({"id": row["id"], "object": "model"})
 
 
 def unknown_model(name: str) -> NotFound:

@@ -166,7 +166,8 @@ class Exchange(Relay):
     def doubts(self, status: int, own: dict[bytes, bytes]) -> bool:
         if status == 500:  # of an engine that takes no requests any more?
             length = own.get(b"content-length", b"")
-            return length.isdigit() and int(length) <= LOOK_BYTES and self.request.method != b"HEAD"
+            short = len(length) < 10 and length.isdigit() and int(length) <= LOOK_BYTES
+            return short and self.request.method != b"HEAD"
         if not 200 <= status < 300 or self.request.method == b"HEAD":
             return False
         return own.get(b"content-type", b"").startswith(b"text/event-stream")

@@ -24,6 +24,15 @@ def test_the_rows_given_are_not_changed() -> None:
     assert rows == [[{"id": "m"}], [{"id": "m", "root": "/models/m"}]]
 
 
+def test_a_row_that_cannot_be_written_hides_no_other() -> None:
+    deep: object = None
+    for _ in range(600):
+        deep = [deep]
+    rows = [[{"id": "m", "permission": deep}, M2_B]]
+    assert orjson.loads(merge_models(rows))["data"] == [{"id": "m", "object": "model"}, M2_B]
+    assert orjson.loads(merge_models(rows, only="m")) == {"id": "m", "object": "model"}
+
+
 def test_no_backend_is_an_empty_list() -> None:
     assert orjson.loads(merge_models([])) == {"object": "list", "data": []}
     assert orjson.loads(merge_models([[], []])) == {"object": "list", "data": []}

@@ -196,6 +196,18 @@ async def test_any_other_answer_is_relayed_and_never_tried_again(status: int) ->
         assert seen(a, b) == 1
 
 
+async def test_a_length_of_any_number_of_digits_is_relayed() -> None:
+    """An int() of more than 4300 digits raises, be they zeros."""
+    head = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: " + b"0" * 5000 + b"5\r\n\r\n"
+    async with fakes() as fake, run_proxy([fake]) as proxy:
+        fake.on(CHAT, raw(head + b"abcde"))
+        async with await proxy.client() as client:
+            client.send(request())
+            assert (await client.head()).status == 500
+            assert await client.read(5) == b"abcde"
+        await proxy.settled()
+
+
 @pytest.mark.parametrize(
     "begun",
     [
