@@ -58,7 +58,9 @@ def read_asked(data: bytes, path: str = PATH, headers: Mapping[str, str] | None 
     try:
         sent = body.encode() if isinstance(body, str) else orjson.dumps(body)
     except orjson.JSONEncodeError:
-        raise BadRequest('"body" is nested too deep to be written; send it as a text.', param="body") from None
+        raise BadRequest(
+            '"body" is nested too deep to be written; send it as a text.', param="body"
+        ) from None
     asked = Asked(value.get("path") or path, given, sent)
     asked.method = value.get("method") or "POST"
     asked.tenant = value.get("tenant")

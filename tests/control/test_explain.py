@@ -152,10 +152,13 @@ async def test_what_would_be_refused_is_told(body: bytes, path: str, status: int
 
 
 async def test_a_body_nested_too_deep_to_be_written_is_told() -> None:
-    async with fakes("a") as fake, run_proxy([fake]) as proxy:
-        async with await RawClient.connect(proxy.admin_port) as client:
-            sent = b'{"body":' + b"[" * 500 + b"]" * 500 + b"}"
-            answer = await client.ask(request(sent, path="/explain", host="127.0.0.1"))
+    async with (
+        fakes("a") as fake,
+        run_proxy([fake]) as proxy,
+        await RawClient.connect(proxy.admin_port) as client,
+    ):
+        sent = b'{"body":' + b"[" * 500 + b"]" * 500 + b"}"
+        answer = await client.ask(request(sent, path="/explain", host="127.0.0.1"))
     assert answer.status == 400
     assert "nested too deep" in answer.json["error"]["message"]
 
