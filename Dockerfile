@@ -7,7 +7,7 @@ WORKDIR /src
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && python -m venv /opt/stickyroute
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY stickyroute ./stickyroute
-# The hot modules are compiled (hatch_build.py), which takes two minutes and halves the CPU a request.
+# The hot modules are compiled (hatch_build.py), which takes some minutes and halves the CPU a request.
 RUN HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/stickyroute/bin/pip install --no-cache-dir --disable-pip-version-check '.[dns,events,kubernetes]'
 
 FROM python:3.11-slim

@@ -7,8 +7,8 @@
 #   make test-slow   soaks of minutes, and every law tried on thousands of random examples; not in CI
 #   make test-browser  the dashboard in headless Chromium
 #   make test-real   the same promises in front of real vLLM servers (minutes, gigabytes; not in CI)
-#   make wheel       the package with its hot modules compiled, in dist/ (needs a C compiler; two minutes)
-#   make compiled    this checkout with them, in build/compiled, for benches: half the CPU a request
+#   make wheel       the package with its hot modules compiled, in dist/ (needs a C compiler; some minutes)
+#   make compiled    this git checkout with them, in build/compiled, for benches: half the CPU a request
 #   make test-compiled  `make test` on that
 #   make clean       forget .venv and every cache
 
@@ -58,15 +58,15 @@ test-real: $(VENV)/.with-test
 	$(BIN)/pytest -m real --timeout 900 tests/real tests/simulator $(PYTEST_ARGS)
 
 wheel: | $(BIN)/python
+	rm -f dist/stickyroute-*.whl
+	@echo "compiling; this takes some minutes"
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 COMPILED := build/compiled
-compiled: | $(BIN)/python
+compiled: wheel
 	rm -rf $(COMPILED) && mkdir -p $(COMPILED)
-	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-		--wheel-dir $(COMPILED)/dist .
 	git ls-files -z | xargs -0 cp --parents --target-directory $(COMPILED)
-	$(BIN)/python -m zipfile -e $(COMPILED)/dist/*.whl $(COMPILED)
+	$(BIN)/python -m zipfile -e dist/stickyroute-*.whl $(COMPILED)
 
 # Every process that a test starts is to find the compiled modules too, before the editable install.
 test-compiled: compiled $(VENV)/.with-test

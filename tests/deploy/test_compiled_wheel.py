@@ -1,12 +1,15 @@
 """The compiled build: what pyproject.toml names exists, and the wheel that comes out runs."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +45,11 @@ def test_a_compiled_wheel_has_sources_and_modules_and_says_so(tmp_path: Path) ->
         ROOT / "stickyroute", checkout / "stickyroute", ignore=shutil.ignore_patterns("__pycache__")
     )
     before = sorted(checkout.rglob("*"))
+    # Without our extras, whose stubs mypy would find through the venv of the tests.
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv/bin/python")
     built = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."],
+        [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."],
         cwd=checkout, env=os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "1"}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
@@ -64,6 +70,20 @@ def test_a_compiled_wheel_has_sources_and_modules_and_says_so(tmp_path: Path) ->
         check=True,
     )  # fmt: skip
     assert said.stdout.endswith("(compiled)\n")
+
+
+def test_without_a_compiler_it_says_what_is_missing_and_leaves_nothing(tmp_path: Path) -> None:
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["CompileHook"]
+    build_data: dict[str, Any] = {"force_include": {}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        patch.setenv("TMPDIR", str(tmp_path))
+        with pytest.raises(RuntimeError, match="apt-get install gcc"):
+            hook(str(ROOT), HOOK["custom"], None, None, str(tmp_path), "wheel").initialize(
+                "standard", build_data
+            )
+    assert build_data == {"force_include": {}}
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
