@@ -87,11 +87,15 @@ class _Keys:
     def __init__(self, source: int | None, waker: int) -> None:
         self._source = source
         self._waker = waker
+        self.ended: BaseException | None = None
+        """What a signal raised. Python drops it where it strikes in a destructor, so it is raised again from here."""
 
     def pressed(self, seconds: float) -> str:
         """The next key, or nothing after `seconds` or when there is another reason to draw."""
         watched = [self._waker] if self._source is None else [self._waker, self._source]
         ready, _, _ = select.select(watched, [], [], seconds)
+        if self.ended is not None:
+            raise self.ended
         if self._waker in ready:
             os.read(self._waker, 4096)
         if self._source in ready and self._source is not None:
@@ -116,11 +120,16 @@ def _terminal(out: TextIO) -> Iterator[_Keys]:
         except BlockingIOError:
             pass  # it is to be drawn anew already
 
+    keys = _Keys(source, waker)
+
     def ended(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        keys.ended = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        resized(number, frame)
+        raise keys.ended
 
     handlers = {
         signal.SIGWINCH: signal.signal(signal.SIGWINCH, resized),
+        signal.SIGINT: signal.signal(signal.SIGINT, ended),
         signal.SIGTERM: signal.signal(signal.SIGTERM, ended),
         signal.SIGHUP: signal.signal(signal.SIGHUP, ended),
     }
@@ -129,7 +138,7 @@ def _terminal(out: TextIO) -> Iterator[_Keys]:
             tty.setcbreak(source)
         out.write(_ENTER)
         out.flush()
-        yield _Keys(source, waker)
+        yield keys
     finally:
         try:
             out.write(_LEAVE)

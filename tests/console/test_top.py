@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import io
 import os
 import pty
 import signal
@@ -16,6 +18,7 @@ from collections.abc import Callable
 import pytest
 
 from stickyroute.cli import main
+from stickyroute.console import top
 from tests.cli.commands import ROOT, environment
 from tests.support.admin_port import AdminPort, admin_port
 
@@ -118,6 +121,21 @@ async def test_it_gives_the_terminal_back_however_it_ends(end: Callable[[Termina
             assert terminal.restored
         finally:
             terminal.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_that_struck_in_a_destructor_still_ends_it(
+    number: signal.Signals, raised: type[BaseException]
+) -> None:
+    before = signal.getsignal(number)
+    with top._terminal(io.StringIO()) as keys:
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):  # as Python does there
+            signal.raise_signal(number)
+        with pytest.raises(raised):
+            keys.pressed(10.0)
+    assert signal.getsignal(number) == before
 
 
 async def test_it_follows_the_fleet_and_the_window_until_q() -> None:
